@@ -1,0 +1,78 @@
+#include "../../torch-ext/torch_binding.h"
+#include "run.h"
+#include "tensors.h"
+
+namespace short_conv {
+namespace {
+
+UpdateParams update_params(const Tensor& x, const Tensor& conv_state, const Tensor& weight,
+                           const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
+                           const OptionalTensor& conv_state_indices,
+                           const OptionalTensor& cu_seqlens,
+                           const OptionalTensor& num_accepted_tokens, const Tensor& out,
+                           bool silu) {
+  UpdateParams p{};
+  const int64_t dim = x.dim();
+  if (cu_seqlens) {
+    STD_TORCH_CHECK(dim == 2, "x must be [T_total, D] when cu_seqlens is given, got ",
+                    shape_of(x));
+    p.B = 1, p.T = x.size(0), p.D = x.size(1);
+    p.x = {const_cast<void*>(x.const_data_ptr()), 0, x.stride(0), x.stride(1)};
+  } else {
+    STD_TORCH_CHECK(dim == 2 || dim == 3, "x must be [B, D] or [B, D, T], got ", shape_of(x));
+    p.B = x.size(0), p.D = x.size(1), p.T = dim == 3 ? x.size(2) : 1;
+    p.x = {const_cast<void*>(x.const_data_ptr()), x.stride(0), dim == 3 ? x.stride(2) : 0,
+           x.stride(1)};
+  }
+  p.silu = silu;
+  p.dtype = check_dtype(x, "x", x.is_cpu());
+  check_out(out, x);
+  void* y = const_cast<void*>(out.const_data_ptr());
+  p.y = cu_seqlens ? Rows{y, 0, out.stride(0), out.stride(1)}
+                   : Rows{y, out.stride(0), dim == 3 ? out.stride(2) : 0, out.stride(1)};
+  p.weight = weight_of(weight, x, p.dtype, p.D);
+  p.W = static_cast<int32_t>(weight.size(1));
+  p.bias = bias_of(bias, x, p.dtype, p.D);
+  p.N = p.B;
+  if (cu_seqlens) std::tie(p.cu_seqlens, p.N) = offsets_of(*cu_seqlens, x);
+
+  p.state = state_of(conv_state, "conv_state", x, p.dtype, conv_state_indices ? -1 : p.N, p.D,
+                     p.W);
+  check_distinct(conv_state, "conv_state");
+  check_no_overlap(conv_state, "conv_state", x, "x");
+  check_no_overlap(out, "out", conv_state, "conv_state");
+  STD_TORCH_CHECK(!cache_seqlens || !num_accepted_tokens,
+                  "cache_seqlens and num_accepted_tokens must not both be given, got both");
+  STD_TORCH_CHECK(!cache_seqlens || p.state.len > 0,
+                  "conv_state must have L >= 1 when cache_seqlens is given, got L=0");
+  p.slots = index_of(conv_state_indices, "conv_state_indices", x, p.N);
+  p.circular = index_of(cache_seqlens, "cache_seqlens", x, p.N);
+  p.accepted = index_of(num_accepted_tokens, "num_accepted_tokens", x, p.N);
+  return p;
+}
+
+}  // namespace
+
+void update_cpu(const Tensor& x, Tensor conv_state, const Tensor& weight,
+                const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
+                const OptionalTensor& conv_state_indices, const OptionalTensor& cu_seqlens,
+                const OptionalTensor& num_accepted_tokens, Tensor out, bool silu) {
+  const UpdateParams p =
+      update_params(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
+                    num_accepted_tokens, out, silu);
+  run_on_cpu(p, cpu::update_work(p), cpu::update_range);
+}
+
+#ifdef CUDA_KERNEL
+void update_cuda(const Tensor& x, Tensor conv_state, const Tensor& weight,
+                 const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
+                 const OptionalTensor& conv_state_indices, const OptionalTensor& cu_seqlens,
+                 const OptionalTensor& num_accepted_tokens, Tensor out, bool silu) {
+  const UpdateParams p =
+      update_params(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
+                    num_accepted_tokens, out, silu);
+  run_on_cuda(p, x.get_device_index(), cuda::launch_update);
+}
+#endif
+
+}  // namespace short_conv
