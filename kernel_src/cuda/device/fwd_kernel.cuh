@@ -1,0 +1,162 @@
+// Bulk forward. A block is either a tile (kTokens rows of kThreads * kLanes channels, register
+// window, no state) or a head item (one sequence's first W-1 outputs and its final state).
+//
+// Only head items touch states, and a thread reads its channels' initial columns before it writes
+// their final ones, so the final state may be the initial state's storage in any block order.
+#pragma once
+
+#include "math.cuh"
+#include "segments.cuh"
+
+namespace short_conv::cuda {
+
+// How blocks map to work: channel blocks fastest, so that neighbours read neighbouring memory;
+// tiles first, then head items.
+struct FwdGrid {
+  uint32_t channel_blocks;
+  uint32_t tiles_per_row;  // of one batch row
+  uint32_t tiles;          // of all batch rows
+  bool packed_weight;      // [D, W] contiguous and 16-byte aligned
+};
+
+enum class Packing { kDense, kPacked };
+
+template <typename Io, int kWidth, bool kExact, int kTokens, Packing kPacking>
+__device__ void fwd_tile(const FwdParams& p, const FwdGrid& grid, int64_t b, int64_t t0,
+                         int64_t c) {
+  using x_t = typename Io::x_t;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + t0 * p.x.stride_t +
+                 c * p.x.stride_d;
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + t0 * p.y.stride_t + c * p.y.stride_d;
+
+  // All loads leave before the first is needed; the sequence lookup hides behind them. History
+  // rows are read wherever they exist and dropped below if they are another sequence's.
+  typename Io::Raw raw[kTokens], before[kWidth];
+#pragma unroll
+  for (int k = 1; k < kWidth; ++k)
+    if (k <= t0 && (kExact || k < p.W)) before[k] = Io::load(x - k * p.x.stride_t);
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j)
+    if (t0 + j < p.T) raw[j] = Io::load(x + j * p.x.stride_t);
+  const Taps<Io, kWidth, kExact> taps(p, c, grid.packed_weight);
+
+  const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, b, t0, kTokens)
+                        : p.cu_seqlens.ptr          ? cu_seqlens_mask(p, t0, kTokens)
+                                                    : seq_idx_mask(p, b, t0, kTokens);
+
+  Window<Io, kWidth> window;
+  window.clear();
+#pragma unroll
+  for (int k = 1; k < kWidth; ++k)
+    if (k <= mask.history) Io::unpack(before[k], window.row[kWidth - 1 - k]);
+
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j) {
+    if (kPacking == Packing::kPacked && (mask.starts >> j & 1)) window.clear();
+    if (j >= mask.rows) break;
+    typename Io::Unit in[Io::kUnits], out[Io::kUnits];
+    Io::unpack(raw[j], in);
+    window.step(taps, in, p.silu, out);
+    if (mask.zeros >> j & 1) {
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i) lane(out, i) = 0.0f;
+      Io::store(y + j * p.y.stride_t, out);
+    } else if (!(mask.heads >> j & 1)) {
+      Io::store(y + j * p.y.stride_t, out);
+    }
+  }
+}
+
+template <typename Io, int kWidth, bool kExact>
+__device__ void fwd_head(const FwdParams& p, const FwdGrid& grid, int64_t n, int64_t c) {
+  using x_t = typename Io::x_t;
+  const State& any = p.initial.ptr ? p.initial : p.final;
+  const int64_t slot = slot_of(p.slots, any.count, n);
+  if (slot < 0) return;
+  const int64_t b = p.cu_seqlens.ptr ? 0 : n;
+
+  // first: the rows that follow the initial state. last: the rows whose end is the final state.
+  const SeqIdx seq_idx{p, b};
+  Span first{0, p.T};
+  if (p.cu_seqlens.ptr) first = sequence_span(p.cu_seqlens, n, p.T);
+  if (p.seq_idx.ptr) first = seq_idx.live();
+  Span last = first;
+  if (p.seq_idx.ptr && first.start < first.end)
+    last.start = seq_idx.run_start(first.start, first.end, p.final.len);
+  const bool carries = last.start == first.start;  // the initial state reaches the final one
+
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d;
+  const int64_t initial = slot * p.initial.stride_n + c * p.initial.stride_d;
+  const int64_t final = slot * p.final.stride_n + c * p.final.stride_d;
+  const bool has_initial =
+      p.initial.ptr && (!p.has_initial || p.has_initial[n * p.has_initial_stride]);
+  auto history = [&](int64_t column, int i) {
+    return load_as_float(p.initial.ptr,
+                         initial + i * p.initial.stride_d + column * p.initial.stride_l,
+                         p.initial.dtype);
+  };
+
+  if (p.initial.ptr && p.y.ptr) {
+    x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
+    const Taps<Io, kWidth, kExact> taps(p, c, grid.packed_weight);
+    Window<Io, kWidth> window;
+    window.clear();
+    if (has_initial) {
+#pragma unroll
+      for (int k = 1; k < kWidth; ++k)
+        if (kExact || k < p.W)
+#pragma unroll
+          for (int i = 0; i < Io::kLanes; ++i)
+            lane(window.row[kWidth - 1 - k], i) = history(p.initial.len - k, i);
+    }
+#pragma unroll
+    for (int k = 0; k < kWidth - 1; ++k) {
+      const int64_t t = first.start + k;
+      if (t >= first.end || k >= p.W - 1) break;
+      if (p.seq_idx.ptr && seq_idx.id(t) != seq_idx.id(first.start)) continue;
+      typename Io::Unit in[Io::kUnits], out[Io::kUnits];
+      Io::unpack(Io::load(x + t * p.x.stride_t), in);
+      window.step(taps, in, p.silu, out);
+      Io::store(y + t * p.y.stride_t, out);
+    }
+  }
+
+  if (!p.final.ptr) return;
+  // Ascending columns: in place, column j takes column j + length, not yet overwritten.
+  for (int64_t j = 0; j < p.final.len; ++j) {
+    const int64_t t = last.end - p.final.len + j;
+    typename Io::Unit in[Io::kUnits];
+#pragma unroll
+    for (int i = 0; i < Io::kLanes; ++i) lane(in, i) = 0.0f;
+    if (t >= last.start) {
+      Io::unpack(Io::load(x + t * p.x.stride_t), in);
+    } else if (const int64_t column = p.initial.len + t - last.start;
+               has_initial && carries && column >= 0) {
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i) lane(in, i) = history(column, i);
+    }
+#pragma unroll
+    for (int i = 0; i < Io::kLanes; ++i)
+      store_from_float(p.final.ptr, final + i * p.final.stride_d + j * p.final.stride_l,
+                       p.final.dtype, lane(in, i));
+  }
+}
+
+template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
+__global__ void __launch_bounds__(kThreads)
+    fwd_kernel(const __grid_constant__ FwdParams p, const __grid_constant__ FwdGrid grid) {
+  const uint32_t block = blockIdx.x / grid.channel_blocks;
+  const int64_t c =
+      (static_cast<int64_t>(blockIdx.x % grid.channel_blocks) * kThreads + threadIdx.x) *
+      Io::kLanes;
+  if (c >= p.D) return;
+  if (block < grid.tiles) {
+    fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
+        p, grid, block / grid.tiles_per_row,
+        static_cast<int64_t>(block % grid.tiles_per_row) * kTokens, c);
+  } else {
+    fwd_head<Io, kWidth, kExact>(p, grid, block - grid.tiles, c);
+  }
+}
+
+}  // namespace short_conv::cuda

@@ -1,0 +1,70 @@
+// The arithmetic that every kernel shares, so that prefill, its continuation and decode give the
+// same bits: acc = bias; acc = fma(w[k], x[k], acc) oldest tap first; SiLU in fp32.
+#pragma once
+
+#include "tile_io.cuh"
+
+namespace short_conv::cuda {
+
+__device__ inline float fma_unit(float a, float b, float c) { return fmaf(a, b, c); }
+
+// Two channels at once. Only SM100 and SM103 have a packed FMA; ptxas splits it elsewhere.
+__device__ inline float2 fma_unit(float2 a, float2 b, float2 c) {
+#if __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1100
+  return __ffma2_rn(a, b, c);
+#else
+  return {fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y)};
+#endif
+}
+
+// a / (1 + exp(-a)). The approximate exp and divide stay far within half an ulp of a 16-bit
+// result (tanh.approx would not: it cancels for negative a); fp32 results need the exact ones.
+template <typename x_t>
+__device__ float silu(float a) {
+  if constexpr (sizeof(x_t) == 4) {
+    return a / (1.0f + expf(-a));
+  } else {
+    return __fdividef(a, 1.0f + __expf(-a));
+  }
+}
+
+template <typename x_t>
+__device__ float2 silu(float2 a) {
+  return {silu<x_t>(a.x), silu<x_t>(a.y)};
+}
+
+// The last W-1 inputs, oldest first.
+template <typename Io, int kWidth>
+struct Window {
+  static_assert(kWidth >= 2, "W = 1 runs as kWidth = kMaxWidth with right-aligned taps");
+  using Unit = typename Io::Unit;
+
+  Unit row[kWidth - 1][Io::kUnits];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int k = 0; k < kWidth - 1; ++k)
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i) lane(row[k], i) = 0.0f;
+  }
+
+  // Takes the next input in and gives its output.
+  template <bool kExact>
+  __device__ void step(const Taps<Io, kWidth, kExact>& taps, const Unit (&x)[Io::kUnits],
+                       bool activate, Unit (&y)[Io::kUnits]) {
+#pragma unroll
+    for (int i = 0; i < Io::kUnits; ++i) {
+      Unit acc = taps.bias[i];
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k)
+        if (kExact || k >= taps.first)
+          acc = fma_unit(taps.w[k][i], k < kWidth - 1 ? row[k][i] : x[i], acc);
+      y[i] = activate ? silu<typename Io::x_t>(acc) : acc;
+#pragma unroll
+      for (int k = 0; k < kWidth - 2; ++k) row[k][i] = row[k + 1][i];
+      row[kWidth - 2][i] = x[i];
+    }
+  }
+};
+
+}  // namespace short_conv::cuda

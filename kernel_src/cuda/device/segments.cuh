@@ -1,0 +1,169 @@
+// Which rows belong together: sequence bounds read on the device, values clamped so that bad
+// metadata can neither read nor write out of bounds.
+#pragma once
+
+#include "types.cuh"
+
+namespace short_conv::cuda {
+
+struct Span {
+  int64_t start, end;  // rows of one batch row
+};
+
+__device__ inline int64_t clamp(int64_t v, int64_t low, int64_t high) {
+  return v < low ? low : (v > high ? high : v);
+}
+
+__device__ inline Span sequence_span(const Index& cu, int64_t n, int64_t T) {
+  const int64_t start = clamp(at(cu, n), 0, T);
+  return {start, clamp(at(cu, n + 1), start, T)};
+}
+
+// The last sequence that starts at or before row t; -1 before the first one.
+__device__ inline int64_t sequence_of(const Index& cu, int64_t N, int64_t t) {
+  int64_t low = 0, high = N;  // sequences [0, low) start at or before t
+  while (low < high) {
+    const int64_t mid = (low + high) / 2;
+    if (at(cu, mid) <= t) {
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
+  }
+  return low - 1;
+}
+
+// State row of sequence n; -1 = padding sequence.
+__device__ inline int64_t slot_of(const Index& slots, int64_t count, int64_t n) {
+  if (!slots.ptr) return n;
+  const int64_t slot = at(slots, n);
+  return slot >= 0 && slot < count ? slot : -1;
+}
+
+__device__ inline bool is_padding(const FwdParams& p, int64_t n) {
+  return p.slots.ptr && slot_of(p.slots, p.initial.ptr ? p.initial.count : p.final.count, n) < 0;
+}
+
+// Rows of a batch row packed by seq_idx. Padding (negative) may stand in front and at the end.
+struct SeqIdx {
+  const FwdParams& p;
+  int64_t b;
+
+  __device__ int64_t id(int64_t t) const {
+    const int64_t offset = b * p.seq_idx_stride_b + t * p.seq_idx.stride;
+    return p.seq_idx.wide ? static_cast<const int64_t*>(p.seq_idx.ptr)[offset]
+                          : static_cast<const int32_t*>(p.seq_idx.ptr)[offset];
+  }
+
+  // Rows from the first to the last that is not padding; empty when all are.
+  __device__ Span live() const {
+    const int64_t T = p.T;
+    if (T == 0) return {0, 0};
+    const bool front = id(0) < 0, back = id(T - 1) < 0;
+    int64_t start = 0, end = T;
+    if (front && back) {
+      while (start < T && id(start) < 0) ++start;
+      if (start == T) return {T, T};
+    } else if (front) {
+      start = partition(0, T, [&](int64_t t) { return id(t) < 0; });
+    }
+    if (back) end = partition(start, T, [&](int64_t t) { return id(t) >= 0; });
+    return {start, end};
+  }
+
+  // Rows of the sequence that ends at end, as far back as `most` rows.
+  __device__ int64_t run_start(int64_t low, int64_t end, int64_t most) const {
+    int64_t start = end - 1;
+    while (start > low && end - start < most && id(start - 1) == id(end - 1)) --start;
+    return start;
+  }
+
+ private:
+  // First row of [low, high) where `before` fails, given that it holds up to there.
+  template <typename Before>
+  __device__ static int64_t partition(int64_t low, int64_t high, Before before) {
+    while (low < high) {
+      const int64_t mid = (low + high) / 2;
+      if (before(mid)) {
+        low = mid + 1;
+      } else {
+        high = mid;
+      }
+    }
+    return low;
+  }
+};
+
+// What a tile of at most 32 rows from t0 on may use and must write; bit j stands for row t0 + j.
+struct TileMask {
+  int rows;         // rows inside T
+  int history;      // rows just before t0 of t0's own sequence, at most W-1
+  uint32_t starts;  // rows that begin a sequence
+  uint32_t zeros;   // padding rows: y = 0
+  uint32_t heads;   // rows that a head item writes, since they may need the initial state
+};
+
+__device__ inline TileMask dense_mask(const FwdParams& p, int64_t b, int64_t t0, int tokens) {
+  TileMask m{};
+  m.rows = static_cast<int>(clamp(p.T - t0, 0, tokens));
+  m.history = static_cast<int>(clamp(t0, 0, p.W - 1));
+  if (p.slots.ptr && is_padding(p, b)) m.zeros = ~0u;
+  if (p.initial.ptr && t0 < p.W - 1) m.heads = (1u << (p.W - 1 - t0)) - 1;
+  return m;
+}
+
+__device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int tokens) {
+  TileMask m{};
+  m.rows = static_cast<int>(clamp(p.T - t0, 0, tokens));
+  int64_t n = sequence_of(p.cu_seqlens, p.N, t0);
+  Span s = n < 0 ? Span{0, 0} : sequence_span(p.cu_seqlens, n, p.T);
+  bool padding = n >= 0 && is_padding(p, n);
+  if (t0 < s.end) m.history = static_cast<int>(clamp(t0 - s.start, 0, p.W - 1));
+  for (int j = 0; j < m.rows; ++j) {
+    const int64_t t = t0 + j;
+    if (t >= s.end && n + 1 < p.N) {
+      // One step reaches the next sequence unless empty ones lie between.
+      if (at(p.cu_seqlens, n + 1) <= t) ++n;
+      if (n >= 0) s = sequence_span(p.cu_seqlens, n, p.T);
+      if (n >= 0 && t >= s.end) {
+        n = sequence_of(p.cu_seqlens, p.N, t);
+        s = sequence_span(p.cu_seqlens, n, p.T);
+      }
+      padding = n >= 0 && is_padding(p, n);
+    }
+    const uint32_t bit = 1u << j;
+    if (t >= s.end || padding) {
+      m.zeros |= bit;
+    } else {
+      if (t == s.start) m.starts |= bit;
+      if (p.initial.ptr && t - s.start < p.W - 1) m.heads |= bit;
+    }
+  }
+  return m;
+}
+
+__device__ inline TileMask seq_idx_mask(const FwdParams& p, int64_t b, int64_t t0, int tokens) {
+  TileMask m{};
+  m.rows = static_cast<int>(clamp(p.T - t0, 0, tokens));
+  const SeqIdx row{p, b};
+  const bool padding = p.slots.ptr && is_padding(p, b);
+  const Span live = p.initial.ptr ? row.live() : Span{};
+  int64_t previous = row.id(t0);
+  while (m.history < p.W - 1 && m.history < t0 && row.id(t0 - m.history - 1) == previous)
+    ++m.history;
+  for (int j = 0; j < m.rows; ++j) {
+    const int64_t t = t0 + j, id = row.id(t);
+    const uint32_t bit = 1u << j;
+    if (id < 0 || padding) {
+      m.zeros |= bit;
+    } else if (t >= live.start && t - live.start < p.W - 1 && live.start < live.end &&
+               id == row.id(live.start)) {
+      m.heads |= bit;
+    }
+    if (id != previous) m.starts |= bit;
+    previous = id;
+  }
+  return m;
+}
+
+}  // namespace short_conv::cuda

@@ -1,0 +1,162 @@
+// Decode update. A thread owns kLanes channels of one sequence: it reads their history, consumes
+// the sequence's tokens, and only then writes their state columns, so the state advances in place.
+#pragma once
+
+#include "math.cuh"
+#include "segments.cuh"
+
+namespace short_conv::cuda {
+
+struct UpdateGrid {
+  uint32_t channel_blocks;
+  bool packed_weight;  // [D, W] contiguous and 16-byte aligned
+};
+
+__device__ inline int64_t wrap(int64_t v, int64_t L) {
+  const int64_t r = v % L;
+  return r < 0 ? r + L : r;
+}
+
+// Any layout, any mode, one channel a thread.
+template <typename x_t>
+__device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, Span span,
+                               int64_t c) {
+  using Io = StridedIo<x_t>;
+  constexpr int kWidth = kMaxWidth;
+  const int64_t b = p.cu_seqlens.ptr ? 0 : n, L = p.state.len, T = span.end - span.start;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d +
+                 span.start * p.x.stride_t;
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d +
+           span.start * p.y.stride_t;
+  const int64_t base = slot * p.state.stride_n + c * p.state.stride_d;
+  auto read = [&](int64_t column) {
+    return load_as_float(p.state.ptr, base + column * p.state.stride_l, p.state.dtype);
+  };
+  auto write = [&](int64_t column, float v) {
+    store_from_float(p.state.ptr, base + column * p.state.stride_l, p.state.dtype, v);
+  };
+
+  // Columns [0, known) are inputs that count; the history is the last W-1 of them.
+  const int64_t known =
+      p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
+  const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
+
+  const Taps<Io, kWidth, false> taps(p.weight, p.bias, p.W, c, false);
+  Window<Io, kWidth> window;
+  window.clear();
+#pragma unroll
+  for (int k = 1; k < kWidth; ++k)
+    if (k < p.W)
+      window.row[kWidth - 1 - k][0] =
+          read(p.circular.ptr ? wrap(position - k, L) : known - k);
+
+  for (int64_t t = 0; t < T; ++t) {
+    float in[1], out[1];
+    Io::unpack(Io::load(x + t * p.x.stride_t), in);
+    window.step(taps, in, p.silu, out);
+    Io::store(y + t * p.y.stride_t, out);
+    if (p.circular.ptr) write(wrap(position + t, L), in[0]);
+  }
+  if (p.circular.ptr) return;
+
+  // Column j takes input j + shift of (known columns, then x). In place this ascends when columns
+  // move left and descends when rejected tokens make them move right.
+  const int64_t shift = known + T - L;
+  for (int64_t i = 0; i < L; ++i) {
+    const int64_t j = shift >= 0 ? i : L - 1 - i, from = j + shift;
+    if (from >= known) {
+      float in[1];
+      Io::unpack(Io::load(x + (from - known) * p.x.stride_t), in);
+      write(j, in[0]);
+    } else {
+      write(j, from >= 0 ? read(from) : 0.0f);
+    }
+  }
+}
+
+template <typename x_t, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    update_kernel(const __grid_constant__ UpdateParams p, const __grid_constant__ UpdateGrid grid) {
+  const int64_t n = blockIdx.x / grid.channel_blocks;
+  const int64_t c =
+      static_cast<int64_t>(blockIdx.x % grid.channel_blocks) * kThreads + threadIdx.x;
+  if (c >= p.D) return;
+  const Span span =
+      p.cu_seqlens.ptr ? sequence_span(p.cu_seqlens, n, p.T) : Span{0, p.T};
+  const int64_t slot = slot_of(p.slots, p.state.count, n);
+  if (slot >= 0) {
+    update_channel<x_t>(p, n, slot, span, c);
+    return;
+  }
+  x_t* y = static_cast<x_t*>(p.y.ptr) + (p.cu_seqlens.ptr ? 0 : n) * p.y.stride_b +
+           c * p.y.stride_d;
+  for (int64_t t = span.start; t < span.end; ++t) y[t * p.y.stride_t] = from_float<x_t>(0.0f);
+}
+
+// Neighbouring state elements of a thread: kLanes channels of kLen columns, in memory order.
+template <typename s_t, int kLanes, int kLen>
+struct StateRow {
+  static constexpr int kBytes = kLanes * kLen * sizeof(s_t);
+  static_assert(kBytes % 8 == 0, "a thread's state row must fill whole 8-byte accesses");
+  using Access = std::conditional_t<kBytes % 16 == 0, uint4, uint2>;
+  static constexpr int kAccesses = kBytes / sizeof(Access);
+
+  Access raw[kAccesses];
+
+  __device__ void load(const s_t* ptr) {
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) raw[i] = reinterpret_cast<const Access*>(ptr)[i];
+  }
+  __device__ void store(s_t* ptr) const {
+#pragma unroll
+    for (int i = 0; i < kAccesses; ++i) reinterpret_cast<Access*>(ptr)[i] = raw[i];
+  }
+  __device__ s_t& operator()(int channel, int column) {
+    return reinterpret_cast<s_t*>(raw)[channel * kLen + column];
+  }
+};
+
+// One token a sequence, state rows contiguous [D, kLen]: whole rows move by vector accesses.
+template <typename x_t, typename s_t, int kWidth, int kLen, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    update_row_kernel(const __grid_constant__ UpdateParams p,
+                      const __grid_constant__ UpdateGrid grid) {
+  using Io = VecIo<x_t>;
+  constexpr int kLanes = Io::kLanes;
+  const int64_t n = blockIdx.x / grid.channel_blocks;
+  const int64_t c =
+      (static_cast<int64_t>(blockIdx.x % grid.channel_blocks) * kThreads + threadIdx.x) * kLanes;
+  if (c >= p.D) return;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + n * p.x.stride_b + c;
+  x_t* y = static_cast<x_t*>(p.y.ptr) + n * p.y.stride_b + c;
+  typename Io::Unit in[Io::kUnits], out[Io::kUnits];
+
+  const int64_t slot = slot_of(p.slots, p.state.count, n);
+  if (slot < 0) {
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) lane(out, i) = 0.0f;
+    Io::store(y, out);
+    return;
+  }
+  s_t* state = static_cast<s_t*>(p.state.ptr) + slot * p.state.stride_n + c * kLen;
+  StateRow<s_t, kLanes, kLen> row;
+  row.load(state);
+  Io::unpack(Io::load(x), in);
+  const Taps<Io, kWidth, true> taps(p.weight, p.bias, p.W, c, grid.packed_weight);
+
+  Window<Io, kWidth> window;
+#pragma unroll
+  for (int i = 0; i < kLanes; ++i) {
+#pragma unroll
+    for (int k = 1; k < kWidth; ++k)
+      lane(window.row[kWidth - 1 - k], i) = to_float(row(i, kLen - k));
+#pragma unroll
+    for (int l = 0; l < kLen - 1; ++l) row(i, l) = row(i, l + 1);
+    row(i, kLen - 1) = from_float<s_t>(lane(in, i));
+  }
+  row.store(state);
+  window.step(taps, in, p.silu, out);
+  Io::store(y, out);
+}
+
+}  // namespace short_conv::cuda

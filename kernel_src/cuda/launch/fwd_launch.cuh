@@ -1,0 +1,39 @@
+// Run-time problem -> fwd_kernel instantiation and grid, for one x dtype.
+#pragma once
+
+#include "../device/fwd_kernel.cuh"
+#include "config.h"
+#include "grid.h"
+
+namespace short_conv::cuda {
+
+template <typename Io, int kWidth, bool kExact>
+cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
+  const int64_t tiles_per_row = p.y.ptr ? ceil_div(p.T, kFwdTokens) : 0;
+  const int64_t heads = p.initial.ptr || p.final.ptr ? p.N : 0;
+  FwdGrid grid{};
+  grid.channel_blocks = static_cast<uint32_t>(ceil_div(p.D, kFwdThreads * Io::kLanes));
+  grid.tiles_per_row = static_cast<uint32_t>(tiles_per_row);
+  grid.tiles = static_cast<uint32_t>(p.B * tiles_per_row);
+  grid.packed_weight = packed_weight(p.weight, p.W);
+  const int64_t blocks = (p.B * tiles_per_row + heads) * grid.channel_blocks;
+  const bool dense = !p.cu_seqlens.ptr && !p.seq_idx.ptr;
+  return launch(
+      dense ? fwd_kernel<Io, kWidth, kExact, kFwdThreads, kFwdTokens, Packing::kDense>
+            : fwd_kernel<Io, kWidth, kExact, kFwdThreads, kFwdTokens, Packing::kPacked>,
+      blocks, kFwdThreads, stream, p, grid);
+}
+
+template <typename x_t>
+cudaError_t launch_fwd_typed(const FwdParams& p, cudaStream_t stream) {
+  if (!fwd_vectorized(p)) return launch_fwd_kernel<StridedIo<x_t>, kMaxWidth, false>(p, stream);
+  switch (p.W) {
+    case 2: return launch_fwd_kernel<VecIo<x_t>, 2, true>(p, stream);
+    case 3: return launch_fwd_kernel<VecIo<x_t>, 3, true>(p, stream);
+    case 4: return launch_fwd_kernel<VecIo<x_t>, 4, true>(p, stream);
+    case 7: return launch_fwd_kernel<VecIo<x_t>, 7, true>(p, stream);
+    default: return launch_fwd_kernel<VecIo<x_t>, kMaxWidth, false>(p, stream);
+  }
+}
+
+}  // namespace short_conv::cuda

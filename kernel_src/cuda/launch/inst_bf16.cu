@@ -1,0 +1,16 @@
+// The kernels for x in __nv_bfloat16, in a file of their own so that dtypes compile in parallel.
+#include "fwd_launch.cuh"
+#include "inst.h"
+#include "update_launch.cuh"
+
+namespace short_conv::cuda {
+
+cudaError_t launch_fwd_bf16(const FwdParams& p, cudaStream_t stream) {
+  return launch_fwd_typed<__nv_bfloat16>(p, stream);
+}
+
+cudaError_t launch_update_bf16(const UpdateParams& p, cudaStream_t stream) {
+  return launch_update_typed<__nv_bfloat16>(p, stream);
+}
+
+}  // namespace short_conv::cuda
