@@ -61,14 +61,14 @@ struct Index {
 // sequence a padding row: y = 0 and no state touched. has_initial[n] false (one byte each, null =
 // all true) makes sequence n start from zeros whatever its slot holds.
 struct FwdParams {
+  Rows x, y;
+  Weight weight;
+  Bias bias;
   int64_t B, T, D;
   int64_t N;  // sequences: len(cu_seqlens) - 1 when packed, else B
   int32_t W;
   bool silu;
   DType dtype;  // of x and y
-  Rows x, y;
-  Weight weight;
-  Bias bias;
   State initial, final;
   Index cu_seqlens;  // [N + 1]
   Index seq_idx;     // [B, T]: stride is along T
@@ -88,15 +88,15 @@ struct FwdParams {
 // circular instead writes token t at column (circular[n] + t) modulo L and leaves the rest.
 // A slot outside [0, count) makes row n padding: y = 0 and nothing touched.
 struct UpdateParams {
+  Rows x, y;
+  State state;
+  Weight weight;
+  Bias bias;
   int64_t B, T, D;
   int64_t N;  // sequences: len(cu_seqlens) - 1 when varlen, else B
   int32_t W;
   bool silu;
   DType dtype;
-  Rows x, y;
-  Weight weight;
-  Bias bias;
-  State state;
   Index cu_seqlens;  // [N + 1]
   Index slots;       // [N]
   Index circular;    // [N]

@@ -10,65 +10,90 @@
 
 namespace short_conv::cuda {
 
-// How blocks map to work: channel blocks fastest, so that neighbours read neighbouring memory;
-// tiles first, then head items.
+// How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory;
+// y, carried on by z past its limit, counts tiles first and then head items.
 struct FwdGrid {
-  uint32_t channel_blocks;
   uint32_t tiles_per_row;  // of one batch row
   uint32_t tiles;          // of all batch rows
-  bool packed_weight;      // [D, W] contiguous and 16-byte aligned
+  uint32_t heads;
 };
 
 enum class Packing { kDense, kPacked };
 
+// Rows of a tile from registers to y. kMasked: some row restarts the window, is padding, or
+// belongs to a head item; the unmasked tile spends no instruction on that.
+template <typename Io, int kWidth, bool kExact, int kTokens, bool kMasked, bool kSilu>
+__device__ void fwd_rows(const Taps<Io, kWidth, kExact>& taps, Window<Io, kWidth>& window,
+                         const typename Io::Raw (&raw)[kTokens], const TileMask& mask,
+                         typename Io::x_t* y, int64_t stride) {
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j, y += stride) {
+    if (kMasked && j >= mask.rows) return;
+    if (kMasked && (mask.starts >> j & 1)) window.clear();
+    typename Io::Unit in[Io::kUnits], out[Io::kUnits];
+    Io::unpack(raw[j], in);
+    window.template step<kSilu>(taps, in, out);
+    if (kMasked && (mask.zeros >> j & 1)) {
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i) lane(out, i) = 0.0f;
+    }
+    if (!kMasked || !(mask.heads >> j & 1)) Io::store(y, out);
+  }
+}
+
 template <typename Io, int kWidth, bool kExact, int kTokens, Packing kPacking>
-__device__ void fwd_tile(const FwdParams& p, const FwdGrid& grid, int64_t b, int64_t t0,
-                         int64_t c) {
+__device__ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c) {
   using x_t = typename Io::x_t;
-  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + t0 * p.x.stride_t +
-                 c * p.x.stride_d;
-  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + t0 * p.y.stride_t + c * p.y.stride_d;
+  const int64_t stride = p.x.stride_t;
+  const x_t* x =
+      static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + t0 * stride + c * p.x.stride_d;
+  const int rows = static_cast<int>(p.T - t0 < kTokens ? p.T - t0 : kTokens);
+  const int behind = static_cast<int>(t0 < p.W - 1 ? t0 : p.W - 1);
 
   // All loads leave before the first is needed; the sequence lookup hides behind them. History
   // rows are read wherever they exist and dropped below if they are another sequence's.
-  typename Io::Raw raw[kTokens], before[kWidth];
+  typename Io::Raw raw[kTokens], before[kWidth - 1];
+  const x_t* row = x;
+  if (rows == kTokens) {
 #pragma unroll
-  for (int k = 1; k < kWidth; ++k)
-    if (k <= t0 && (kExact || k < p.W)) before[k] = Io::load(x - k * p.x.stride_t);
+    for (int j = 0; j < kTokens; ++j, row += stride) raw[j] = Io::load(row);
+  } else {
 #pragma unroll
-  for (int j = 0; j < kTokens; ++j)
-    if (t0 + j < p.T) raw[j] = Io::load(x + j * p.x.stride_t);
-  const Taps<Io, kWidth, kExact> taps(p, c, grid.packed_weight);
+    for (int j = 0; j < kTokens; ++j, row += stride)
+      if (j < rows) raw[j] = Io::load(row);
+  }
+  row = x - stride;
+#pragma unroll
+  for (int k = 0; k < kWidth - 1; ++k, row -= stride)
+    if (k < behind) before[k] = Io::load(row);
+  const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
 
-  const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, b, t0, kTokens)
-                        : p.cu_seqlens.ptr          ? cu_seqlens_mask(p, t0, kTokens)
-                                                    : seq_idx_mask(p, b, t0, kTokens);
-
+  const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, b, t0, rows, behind)
+                        : p.cu_seqlens.ptr          ? cu_seqlens_mask(p, t0, rows)
+                                                    : seq_idx_mask(p, b, t0, rows);
   Window<Io, kWidth> window;
   window.clear();
 #pragma unroll
-  for (int k = 1; k < kWidth; ++k)
-    if (k <= mask.history) Io::unpack(before[k], window.row[kWidth - 1 - k]);
+  for (int k = 0; k < kWidth - 1; ++k)
+    if (k < mask.history) Io::unpack(before[k], window.row[kWidth - 2 - k]);
 
-#pragma unroll
-  for (int j = 0; j < kTokens; ++j) {
-    if (kPacking == Packing::kPacked && (mask.starts >> j & 1)) window.clear();
-    if (j >= mask.rows) break;
-    typename Io::Unit in[Io::kUnits], out[Io::kUnits];
-    Io::unpack(raw[j], in);
-    window.step(taps, in, p.silu, out);
-    if (mask.zeros >> j & 1) {
-#pragma unroll
-      for (int i = 0; i < Io::kLanes; ++i) lane(out, i) = 0.0f;
-      Io::store(y + j * p.y.stride_t, out);
-    } else if (!(mask.heads >> j & 1)) {
-      Io::store(y + j * p.y.stride_t, out);
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + t0 * p.y.stride_t + c * p.y.stride_d;
+  if (rows < kTokens || (mask.starts | mask.zeros | mask.heads)) {
+    if (p.silu) {
+      fwd_rows<Io, kWidth, kExact, kTokens, true, true>(taps, window, raw, mask, y, p.y.stride_t);
+    } else {
+      fwd_rows<Io, kWidth, kExact, kTokens, true, false>(taps, window, raw, mask, y,
+                                                         p.y.stride_t);
     }
+  } else if (p.silu) {
+    fwd_rows<Io, kWidth, kExact, kTokens, false, true>(taps, window, raw, mask, y, p.y.stride_t);
+  } else {
+    fwd_rows<Io, kWidth, kExact, kTokens, false, false>(taps, window, raw, mask, y, p.y.stride_t);
   }
 }
 
 template <typename Io, int kWidth, bool kExact>
-__device__ void fwd_head(const FwdParams& p, const FwdGrid& grid, int64_t n, int64_t c) {
+__device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
   using x_t = typename Io::x_t;
   const State& any = p.initial.ptr ? p.initial : p.final;
   const int64_t slot = slot_of(p.slots, any.count, n);
@@ -98,7 +123,7 @@ __device__ void fwd_head(const FwdParams& p, const FwdGrid& grid, int64_t n, int
 
   if (p.initial.ptr && p.y.ptr) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
-    const Taps<Io, kWidth, kExact> taps(p, c, grid.packed_weight);
+    const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
     Window<Io, kWidth> window;
     window.clear();
     if (has_initial) {
@@ -116,7 +141,11 @@ __device__ void fwd_head(const FwdParams& p, const FwdGrid& grid, int64_t n, int
       if (p.seq_idx.ptr && seq_idx.id(t) != seq_idx.id(first.start)) continue;
       typename Io::Unit in[Io::kUnits], out[Io::kUnits];
       Io::unpack(Io::load(x + t * p.x.stride_t), in);
-      window.step(taps, in, p.silu, out);
+      if (p.silu) {
+        window.template step<true>(taps, in, out);
+      } else {
+        window.template step<false>(taps, in, out);
+      }
       Io::store(y + t * p.y.stride_t, out);
     }
   }
@@ -144,18 +173,17 @@ __device__ void fwd_head(const FwdParams& p, const FwdGrid& grid, int64_t n, int
 
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
 __global__ void __launch_bounds__(kThreads)
-    fwd_kernel(const __grid_constant__ FwdParams p, const __grid_constant__ FwdGrid grid) {
-  const uint32_t block = blockIdx.x / grid.channel_blocks;
+    fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
+  const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
   const int64_t c =
-      (static_cast<int64_t>(blockIdx.x % grid.channel_blocks) * kThreads + threadIdx.x) *
-      Io::kLanes;
+      (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   if (c >= p.D) return;
   if (block < grid.tiles) {
-    fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
-        p, grid, block / grid.tiles_per_row,
-        static_cast<int64_t>(block % grid.tiles_per_row) * kTokens, c);
-  } else {
-    fwd_head<Io, kWidth, kExact>(p, grid, block - grid.tiles, c);
+    const uint32_t b = p.B == 1 ? 0 : block / grid.tiles_per_row;
+    const int64_t t0 = static_cast<int64_t>(block - b * grid.tiles_per_row) * kTokens;
+    fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(p, b, t0, c);
+  } else if (block - grid.tiles < grid.heads) {
+    fwd_head<Io, kWidth, kExact>(p, block - grid.tiles, c);
   }
 }
 

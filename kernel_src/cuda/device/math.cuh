@@ -6,6 +6,23 @@
 
 namespace short_conv::cuda {
 
+// The bare instructions: without ftz the compiler wraps each in a rescaling of denormals.
+#ifdef __CUDA_ARCH__
+__device__ inline float fast_exp2(float v) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+__device__ inline float fast_rcp(float v) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+#else
+inline float fast_exp2(float v) { return exp2f(v); }
+inline float fast_rcp(float v) { return 1.0f / v; }
+#endif
+
 __device__ inline float fma_unit(float a, float b, float c) { return fmaf(a, b, c); }
 
 // Two channels at once. Only SM100 and SM103 have a packed FMA; ptxas splits it elsewhere.
@@ -17,14 +34,17 @@ __device__ inline float2 fma_unit(float2 a, float2 b, float2 c) {
 #endif
 }
 
-// a / (1 + exp(-a)). The approximate exp and divide stay far within half an ulp of a 16-bit
-// result (tanh.approx would not: it cancels for negative a); fp32 results need the exact ones.
+// SiLU of acc = tap_scale * a. Three approximate instructions stay far within half an ulp of a
+// 16-bit result (tanh.approx would not: it cancels for negative a); fp32 results need the exact
+// functions. With s = -log2(e) folded into taps and bias:
+// a / (1 + exp(-a)) = s a / (s + s exp2(s a)), which saves one of five instructions an element.
 template <typename x_t>
-__device__ float silu(float a) {
-  if constexpr (sizeof(x_t) == 4) {
-    return a / (1.0f + expf(-a));
+__device__ float silu(float acc) {
+  if constexpr (kSiluScale<x_t> == 1.0f) {
+    return acc / (1.0f + expf(-acc));
   } else {
-    return __fdividef(a, 1.0f + __expf(-a));
+    constexpr float s = kSiluScale<x_t>;
+    return acc * fast_rcp(fmaf(fast_exp2(acc), s, s));
   }
 }
 
@@ -49,9 +69,9 @@ struct Window {
   }
 
   // Takes the next input in and gives its output.
-  template <bool kExact>
+  template <bool kSilu, bool kExact>
   __device__ void step(const Taps<Io, kWidth, kExact>& taps, const Unit (&x)[Io::kUnits],
-                       bool activate, Unit (&y)[Io::kUnits]) {
+                       Unit (&y)[Io::kUnits]) {
 #pragma unroll
     for (int i = 0; i < Io::kUnits; ++i) {
       Unit acc = taps.bias[i];
@@ -59,7 +79,7 @@ struct Window {
       for (int k = 0; k < kWidth; ++k)
         if (kExact || k >= taps.first)
           acc = fma_unit(taps.w[k][i], k < kWidth - 1 ? row[k][i] : x[i], acc);
-      y[i] = activate ? silu<typename Io::x_t>(acc) : acc;
+      y[i] = kSilu ? silu<typename Io::x_t>(acc) : acc;
 #pragma unroll
       for (int k = 0; k < kWidth - 2; ++k) row[k][i] = row[k + 1][i];
       row[kWidth - 2][i] = x[i];

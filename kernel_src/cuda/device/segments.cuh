@@ -103,18 +103,16 @@ struct TileMask {
   uint32_t heads;   // rows that a head item writes, since they may need the initial state
 };
 
-__device__ inline TileMask dense_mask(const FwdParams& p, int64_t b, int64_t t0, int tokens) {
-  TileMask m{};
-  m.rows = static_cast<int>(clamp(p.T - t0, 0, tokens));
-  m.history = static_cast<int>(clamp(t0, 0, p.W - 1));
+__device__ inline TileMask dense_mask(const FwdParams& p, int64_t b, int64_t t0, int rows,
+                                      int behind) {
+  TileMask m{rows, behind, 0, 0, 0};
   if (p.slots.ptr && is_padding(p, b)) m.zeros = ~0u;
   if (p.initial.ptr && t0 < p.W - 1) m.heads = (1u << (p.W - 1 - t0)) - 1;
   return m;
 }
 
-__device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int tokens) {
-  TileMask m{};
-  m.rows = static_cast<int>(clamp(p.T - t0, 0, tokens));
+__device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int rows) {
+  TileMask m{rows, 0, 0, 0, 0};
   int64_t n = sequence_of(p.cu_seqlens, p.N, t0);
   Span s = n < 0 ? Span{0, 0} : sequence_span(p.cu_seqlens, n, p.T);
   bool padding = n >= 0 && is_padding(p, n);
@@ -142,9 +140,8 @@ __device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int t
   return m;
 }
 
-__device__ inline TileMask seq_idx_mask(const FwdParams& p, int64_t b, int64_t t0, int tokens) {
-  TileMask m{};
-  m.rows = static_cast<int>(clamp(p.T - t0, 0, tokens));
+__device__ inline TileMask seq_idx_mask(const FwdParams& p, int64_t b, int64_t t0, int rows) {
+  TileMask m{rows, 0, 0, 0, 0};
   const SeqIdx row{p, b};
   const bool padding = p.slots.ptr && is_padding(p, b);
   const Span live = p.initial.ptr ? row.live() : Span{};

@@ -13,6 +13,29 @@ __device__ float& lane(float2 (&v)[kUnits], int i) {
   return i % 2 ? v[i / 2].y : v[i / 2].x;
 }
 
+__device__ inline void to_words(const uint4& raw, uint32_t* word) {
+  word[0] = raw.x, word[1] = raw.y, word[2] = raw.z, word[3] = raw.w;
+}
+__device__ inline void to_words(const uint2& raw, uint32_t* word) {
+  word[0] = raw.x, word[1] = raw.y;
+}
+__device__ inline void to_words(uint32_t raw, uint32_t* word) { word[0] = raw; }
+
+template <int kBytes>
+using VecAccess = std::conditional_t<kBytes % 16 == 0, uint4,
+                                     std::conditional_t<kBytes % 8 == 0, uint2, uint32_t>>;
+
+template <int kBytes>
+__device__ VecAccess<kBytes> from_words(const uint32_t* word) {
+  if constexpr (kBytes == 16) {
+    return {word[0], word[1], word[2], word[3]};
+  } else if constexpr (kBytes == 8) {
+    return {word[0], word[1]};
+  } else {
+    return word[0];
+  }
+}
+
 template <typename T>
 struct StridedIo {
   using x_t = T;
@@ -26,39 +49,41 @@ struct StridedIo {
   __device__ static void store(x_t* ptr, const Unit (&v)[kUnits]) { *ptr = from_float<x_t>(v[0]); }
 };
 
-template <typename T>
+template <typename T, int kBytes = 16>
 struct VecIo {
+  static_assert(kBytes == 16 || kBytes == 8 || kBytes == 4, "one vector access a row");
   using x_t = T;
-  using Raw = uint4;
+  using Raw = VecAccess<kBytes>;
   using Unit = float2;  // pairs, for the packed FMA of SM100
-  static constexpr int kLanes = 16 / sizeof(T);
+  static constexpr int kLanes = kBytes / sizeof(T);
   static constexpr int kUnits = kLanes / 2;
 
-  __device__ static Raw load(const x_t* ptr) { return __ldg(reinterpret_cast<const uint4*>(ptr)); }
+  __device__ static Raw load(const x_t* ptr) { return __ldg(reinterpret_cast<const Raw*>(ptr)); }
 
   __device__ static void unpack(const Raw& raw, Unit (&out)[kUnits]) {
-    const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
-    if constexpr (sizeof(T) == 4) {
+    uint32_t word[kBytes / 4];
+    to_words(raw, word);
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < kUnits; ++i) {
+      if constexpr (sizeof(T) == 4) {
         out[i] = {__uint_as_float(word[2 * i]), __uint_as_float(word[2 * i + 1])};
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out[i] = unpack_pair(word[i]);
+      } else {
+        out[i] = unpack_pair(word[i]);
+      }
     }
   }
 
   __device__ static void store(x_t* ptr, const Unit (&v)[kUnits]) {
-    uint32_t word[4];
-    if constexpr (sizeof(T) == 4) {
+    uint32_t word[kBytes / 4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < kUnits; ++i) {
+      if constexpr (sizeof(T) == 4) {
         word[2 * i] = __float_as_uint(v[i].x), word[2 * i + 1] = __float_as_uint(v[i].y);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) word[i] = pack_pair(v[i]);
+      } else {
+        word[i] = pack_pair(v[i]);
+      }
     }
-    *reinterpret_cast<uint4*>(ptr) = {word[0], word[1], word[2], word[3]};
+    *reinterpret_cast<Raw*>(ptr) = from_words<kBytes>(word);
   }
 
  private:
@@ -92,6 +117,10 @@ __device__ float element(const uint32_t* words, int i) {
   }
 }
 
+// What taps and bias are multiplied by when SiLU follows; see silu() in math.cuh.
+template <typename x_t>
+constexpr float kSiluScale = sizeof(x_t) == 4 ? 1.0f : -1.4426950408889634f;
+
 // A thread's taps and bias in fp32. kExact: W is kWidth; else W <= kWidth and taps stand
 // right-aligned, the first kWidth - W unused.
 template <typename Io, int kWidth, bool kExact>
@@ -102,47 +131,57 @@ struct Taps {
   Unit bias[Io::kUnits];
   int first;  // first tap in use
 
-  __device__ Taps(const FwdParams& p, int64_t c, bool packed)
-      : Taps(p.weight, p.bias, p.W, c, packed) {}
-
-  // packed: [D, W] contiguous and 16-byte aligned.
-  __device__ Taps(const Weight& weight, const Bias& b, int W, int64_t c, bool packed)
+  // Vector I/O with exact width takes [D, W] contiguous and 16-byte aligned, as the launcher
+  // makes sure.
+  __device__ Taps(const Weight& weight, const Bias& b, int W, bool silu, int64_t c)
       : first(kExact ? 0 : kWidth - W) {
-    if (Io::kLanes > 1 && kExact && packed) {
-      if (weight.dtype == DType::kFloat32) {
-        load_packed<float>(weight, c);
-      } else {
-        load_packed<typename Io::x_t>(weight, c);
-      }
+    if (weight.dtype == DType::kFloat32) {
+      load<float>(weight, c);
     } else {
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k)
-#pragma unroll
-        for (int i = 0; i < Io::kLanes; ++i)
-          lane(w[k], i) =
-              k < first ? 0.0f
-                        : load_as_float(weight.ptr,
-                                        (c + i) * weight.stride_d + (k - first) * weight.stride_w,
-                                        weight.dtype);
+      load<typename Io::x_t>(weight, c);
     }
 #pragma unroll
-    for (int i = 0; i < Io::kLanes; ++i)
-      lane(bias, i) = b.ptr ? load_as_float(b.ptr, (c + i) * b.stride_d, b.dtype) : 0.0f;
+    for (int i = 0; i < Io::kLanes; ++i) lane(bias, i) = 0.0f;
+    if (b.ptr) {
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i)
+        lane(bias, i) = load_as_float(b.ptr, (c + i) * b.stride_d, b.dtype);
+    }
+    if (silu && kSiluScale<typename Io::x_t> != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i) {
+        lane(bias, i) *= kSiluScale<typename Io::x_t>;
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k) lane(w[k], i) *= kSiluScale<typename Io::x_t>;
+      }
+    }
   }
 
  private:
   template <typename w_t>
+  __device__ void load(const Weight& weight, int64_t c) {
+    if constexpr (kExact && Io::kLanes > 1) {
+      load_packed<w_t>(weight, c);
+    } else {
+      const w_t* ptr = static_cast<const w_t*>(weight.ptr) + c * weight.stride_d;
+#pragma unroll
+      for (int i = 0; i < Io::kLanes; ++i, ptr += weight.stride_d)
+#pragma unroll
+        for (int k = 0; k < kWidth; ++k)
+          lane(w[k], i) = k < first ? 0.0f : to_float(ptr[(k - first) * weight.stride_w]);
+    }
+  }
+
+  template <typename w_t>
   __device__ void load_packed(const Weight& weight, int64_t c) {
     constexpr int kWords = Io::kLanes * kWidth * sizeof(w_t) / 4;
-    const uint4* ptr = reinterpret_cast<const uint4*>(static_cast<const w_t*>(weight.ptr) +
-                                                      c * kWidth);
+    using Access = VecAccess<kWords * 4>;
+    constexpr int kStep = sizeof(Access) / 4;
+    const auto* ptr =
+        reinterpret_cast<const Access*>(static_cast<const w_t*>(weight.ptr) + c * kWidth);
     uint32_t words[kWords];
 #pragma unroll
-    for (int i = 0; i < kWords / 4; ++i) {
-      const uint4 raw = __ldg(ptr + i);
-      words[4 * i] = raw.x, words[4 * i + 1] = raw.y;
-      words[4 * i + 2] = raw.z, words[4 * i + 3] = raw.w;
-    }
+    for (int i = 0; i < kWords / kStep; ++i) to_words(__ldg(ptr + i), words + i * kStep);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k)
 #pragma unroll

@@ -7,11 +7,6 @@
 
 namespace short_conv::cuda {
 
-struct UpdateGrid {
-  uint32_t channel_blocks;
-  bool packed_weight;  // [D, W] contiguous and 16-byte aligned
-};
-
 __device__ inline int64_t wrap(int64_t v, int64_t L) {
   const int64_t r = v % L;
   return r < 0 ? r + L : r;
@@ -41,7 +36,7 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
       p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
   const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
 
-  const Taps<Io, kWidth, false> taps(p.weight, p.bias, p.W, c, false);
+  const Taps<Io, kWidth, false> taps(p.weight, p.bias, p.W, p.silu, c);
   Window<Io, kWidth> window;
   window.clear();
 #pragma unroll
@@ -53,7 +48,11 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
   for (int64_t t = 0; t < T; ++t) {
     float in[1], out[1];
     Io::unpack(Io::load(x + t * p.x.stride_t), in);
-    window.step(taps, in, p.silu, out);
+    if (p.silu) {
+      window.template step<true>(taps, in, out);
+    } else {
+      window.template step<false>(taps, in, out);
+    }
     Io::store(y + t * p.y.stride_t, out);
     if (p.circular.ptr) write(wrap(position + t, L), in[0]);
   }
@@ -74,13 +73,17 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
   }
 }
 
+// Blocks: x counts channel blocks, y and z sequences.
+__device__ inline int64_t sequence_of_block() {
+  return static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+}
+
 template <typename x_t, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    update_kernel(const __grid_constant__ UpdateParams p, const __grid_constant__ UpdateGrid grid) {
-  const int64_t n = blockIdx.x / grid.channel_blocks;
-  const int64_t c =
-      static_cast<int64_t>(blockIdx.x % grid.channel_blocks) * kThreads + threadIdx.x;
-  if (c >= p.D) return;
+    update_kernel(const __grid_constant__ UpdateParams p) {
+  const int64_t n = sequence_of_block();
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (n >= p.N || c >= p.D) return;
   const Span span =
       p.cu_seqlens.ptr ? sequence_span(p.cu_seqlens, n, p.T) : Span{0, p.T};
   const int64_t slot = slot_of(p.slots, p.state.count, n);
@@ -97,8 +100,8 @@ __global__ void __launch_bounds__(kThreads)
 template <typename s_t, int kLanes, int kLen>
 struct StateRow {
   static constexpr int kBytes = kLanes * kLen * sizeof(s_t);
-  static_assert(kBytes % 8 == 0, "a thread's state row must fill whole 8-byte accesses");
-  using Access = std::conditional_t<kBytes % 16 == 0, uint4, uint2>;
+  static_assert(kBytes % 4 == 0, "a thread's state row must fill whole accesses");
+  using Access = VecAccess<kBytes>;
   static constexpr int kAccesses = kBytes / sizeof(Access);
 
   Access raw[kAccesses];
@@ -117,18 +120,17 @@ struct StateRow {
 };
 
 // One token a sequence, state rows contiguous [D, kLen]: whole rows move by vector accesses.
-template <typename x_t, typename s_t, int kWidth, int kLen, int kThreads>
+template <typename Io, typename s_t, int kWidth, int kLen, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    update_row_kernel(const __grid_constant__ UpdateParams p,
-                      const __grid_constant__ UpdateGrid grid) {
-  using Io = VecIo<x_t>;
+    update_row_kernel(const __grid_constant__ UpdateParams p) {
+  using x_t = typename Io::x_t;
   constexpr int kLanes = Io::kLanes;
-  const int64_t n = blockIdx.x / grid.channel_blocks;
-  const int64_t c =
-      (static_cast<int64_t>(blockIdx.x % grid.channel_blocks) * kThreads + threadIdx.x) * kLanes;
-  if (c >= p.D) return;
+  const int64_t n = sequence_of_block();
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kLanes;
+  if (n >= p.N || c >= p.D) return;
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + n * p.x.stride_b + c;
   x_t* y = static_cast<x_t*>(p.y.ptr) + n * p.y.stride_b + c;
+  const auto raw = Io::load(x);
   typename Io::Unit in[Io::kUnits], out[Io::kUnits];
 
   const int64_t slot = slot_of(p.slots, p.state.count, n);
@@ -141,8 +143,8 @@ __global__ void __launch_bounds__(kThreads)
   s_t* state = static_cast<s_t*>(p.state.ptr) + slot * p.state.stride_n + c * kLen;
   StateRow<s_t, kLanes, kLen> row;
   row.load(state);
-  Io::unpack(Io::load(x), in);
-  const Taps<Io, kWidth, true> taps(p.weight, p.bias, p.W, c, grid.packed_weight);
+  const Taps<Io, kWidth, true> taps(p.weight, p.bias, p.W, p.silu, c);
+  Io::unpack(raw, in);
 
   Window<Io, kWidth> window;
 #pragma unroll
@@ -155,7 +157,11 @@ __global__ void __launch_bounds__(kThreads)
     row(i, kLen - 1) = from_float<s_t>(lane(in, i));
   }
   row.store(state);
-  window.step(taps, in, p.silu, out);
+  if (p.silu) {
+    window.template step<true>(taps, in, out);
+  } else {
+    window.template step<false>(taps, in, out);
+  }
   Io::store(y, out);
 }
 

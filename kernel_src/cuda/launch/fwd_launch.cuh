@@ -10,18 +10,16 @@ namespace short_conv::cuda {
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
   const int64_t tiles_per_row = p.y.ptr ? ceil_div(p.T, kFwdTokens) : 0;
+  const int64_t tiles = p.B * tiles_per_row;
   const int64_t heads = p.initial.ptr || p.final.ptr ? p.N : 0;
-  FwdGrid grid{};
-  grid.channel_blocks = static_cast<uint32_t>(ceil_div(p.D, kFwdThreads * Io::kLanes));
-  grid.tiles_per_row = static_cast<uint32_t>(tiles_per_row);
-  grid.tiles = static_cast<uint32_t>(p.B * tiles_per_row);
-  grid.packed_weight = packed_weight(p.weight, p.W);
-  const int64_t blocks = (p.B * tiles_per_row + heads) * grid.channel_blocks;
+  if (tiles + heads > std::numeric_limits<uint32_t>::max()) return cudaErrorInvalidConfiguration;
+  const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(tiles),
+                     static_cast<uint32_t>(heads)};
   const bool dense = !p.cu_seqlens.ptr && !p.seq_idx.ptr;
   return launch(
       dense ? fwd_kernel<Io, kWidth, kExact, kFwdThreads, kFwdTokens, Packing::kDense>
             : fwd_kernel<Io, kWidth, kExact, kFwdThreads, kFwdTokens, Packing::kPacked>,
-      blocks, kFwdThreads, stream, p, grid);
+      ceil_div(p.D, kFwdThreads * Io::kLanes), tiles + heads, kFwdThreads, stream, grid, p);
 }
 
 template <typename x_t>

@@ -9,20 +9,15 @@ namespace short_conv::cuda {
 
 template <typename x_t, typename s_t, int kWidth, int kLen>
 cudaError_t launch_update_rows(const UpdateParams& p, cudaStream_t stream) {
-  UpdateGrid grid{};
-  grid.channel_blocks =
-      static_cast<uint32_t>(ceil_div(p.D, kUpdateThreads * VecIo<x_t>::kLanes));
-  grid.packed_weight = packed_weight(p.weight, p.W);
-  return launch(update_row_kernel<x_t, s_t, kWidth, kLen, kUpdateThreads>,
-                p.N * grid.channel_blocks, kUpdateThreads, stream, p, grid);
+  using Io = VecIo<x_t, update_lanes(sizeof(s_t), kLen) * sizeof(x_t)>;
+  return launch(update_row_kernel<Io, s_t, kWidth, kLen, kUpdateThreads>,
+                ceil_div(p.D, kUpdateThreads * Io::kLanes), p.N, kUpdateThreads, stream, p);
 }
 
 template <typename x_t>
 cudaError_t launch_update_channels(const UpdateParams& p, cudaStream_t stream) {
-  UpdateGrid grid{};
-  grid.channel_blocks = static_cast<uint32_t>(ceil_div(p.D, kUpdateThreads));
-  return launch(update_kernel<x_t, kUpdateThreads>, p.N * grid.channel_blocks, kUpdateThreads,
-                stream, p, grid);
+  return launch(update_kernel<x_t, kUpdateThreads>, ceil_div(p.D, kUpdateThreads), p.N,
+                kUpdateThreads, stream, p);
 }
 
 template <typename x_t, typename s_t>

@@ -1,0 +1,3 @@
+#define SHORT_CONV_ISA baseline
+#define SHORT_CONV_ISA_NAME "baseline"
+#include "kernel_body.h"

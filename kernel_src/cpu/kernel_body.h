@@ -1,0 +1,561 @@
+// The CPU kernels, once: each isa_*.cpp includes this file under its own target options and
+// namespace, and the compiler vectorises the loops over channels for that target. No std templates
+// here: their inline copies would be merged across targets, and a baseline processor could be
+// handed an AVX one. Every level runs the same fma chain and the same exp, so bits agree.
+//
+// Rows are taken to fp32 (fp64 for fp64 x) buffers of kBlock channels, computed there, and put
+// back; only the load and store of a row know dtypes and strides.
+
+#include <cstdint>
+#include <cstring>
+
+#include "level.h"
+
+namespace short_conv::cpu::SHORT_CONV_ISA {
+namespace {
+
+constexpr int kBlock = 512;  // channels: ring, taps and output of W = 4 stay within 24 KB of L1
+constexpr int kRows = 64;    // of a tile: its W-1 history rows cost 5% more loads
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t clamp(int64_t v, int64_t low, int64_t high) {
+  return v < low ? low : (v > high ? high : v);
+}
+
+inline float as_float(uint32_t bits) {
+  float v;
+  std::memcpy(&v, &bits, 4);
+  return v;
+}
+inline uint32_t as_bits(float v) {
+  uint32_t bits;
+  std::memcpy(&bits, &v, 4);
+  return bits;
+}
+
+// Storage types: 16-bit floats are bit patterns, converted by integer arithmetic that vectorises
+// on any target.
+struct Bf16 {
+  uint16_t bits;
+};
+struct Fp16 {
+  uint16_t bits;
+};
+
+inline double load(const double* p) { return *p; }
+inline float load(const float* p) { return *p; }
+inline float load(const Bf16* p) { return as_float(static_cast<uint32_t>(p->bits) << 16); }
+inline float load(const Fp16* p) {
+  const uint32_t magnitude = static_cast<uint32_t>(p->bits & 0x7fff) << 13;
+  const uint32_t scaled = as_bits(as_float(magnitude) * 0x1p112f);
+  const uint32_t special = magnitude >= (0x7c00u << 13) ? 0x7f800000u : 0;
+  return as_float((scaled | special) | static_cast<uint32_t>(p->bits & 0x8000) << 16);
+}
+
+inline void store(double* p, double v) { *p = v; }
+inline void store(float* p, double v) { *p = static_cast<float>(v); }
+inline void store(float* p, float v) { *p = v; }
+inline void store(Bf16* p, float v) {
+  const uint32_t bits = as_bits(v);
+  const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  p->bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
+}
+inline void store(Fp16* p, float v) {
+  const uint32_t sign = as_bits(v) >> 16 & 0x8000, bits = as_bits(v) & 0x7fffffff;
+  const uint32_t normal = (bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+  const uint32_t subnormal = as_bits(as_float(bits) + 0.5f) - as_bits(0.5f);
+  const uint32_t special = bits > 0x7f800000 ? 0x7e00 : 0x7c00;
+  const uint32_t finite = bits < (113u << 23) ? subnormal : normal;
+  p->bits = static_cast<uint16_t>(sign | (bits >= 0x47800000 ? special : finite));
+}
+inline void store(Bf16* p, double v) { store(p, static_cast<float>(v)); }
+inline void store(Fp16* p, double v) { store(p, static_cast<float>(v)); }
+
+// Calls f with a null pointer of the storage type.
+template <typename F>
+inline void with_type(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kFloat64: return f(static_cast<double*>(nullptr));
+    case DType::kFloat32: return f(static_cast<float*>(nullptr));
+    case DType::kFloat16: return f(static_cast<Fp16*>(nullptr));
+    case DType::kBFloat16: return f(static_cast<Bf16*>(nullptr));
+  }
+}
+
+// n elements from stride apart into a buffer. The copy with unit stride is the one to vectorise.
+template <typename Acc, typename T>
+inline void load_n(Acc* to, const T* from, int64_t stride, int n) {
+  if (stride == 1) {
+    for (int i = 0; i < n; ++i) to[i] = static_cast<Acc>(load(from + i));
+  } else {
+    for (int i = 0; i < n; ++i) to[i] = static_cast<Acc>(load(from + i * stride));
+  }
+}
+
+template <typename T, typename Acc>
+inline void store_n(T* to, int64_t stride, const Acc* from, int n) {
+  if (stride == 1) {
+    for (int i = 0; i < n; ++i) store(to + i, from[i]);
+  } else {
+    for (int i = 0; i < n; ++i) store(to + i * stride, from[i]);
+  }
+}
+
+template <typename Acc>
+inline void load_any(Acc* to, const void* base, DType dtype, int64_t offset, int64_t stride,
+                     int n) {
+  with_type(dtype, [&](auto* tag) {
+    load_n(to, static_cast<decltype(tag)>(const_cast<void*>(base)) + offset, stride, n);
+  });
+}
+
+template <typename Acc>
+inline void store_any(void* base, DType dtype, int64_t offset, int64_t stride, const Acc* from,
+                      int n) {
+  with_type(dtype,
+            [&](auto* tag) { store_n(static_cast<decltype(tag)>(base) + offset, stride, from, n); });
+}
+
+inline double fma_of(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+inline double silu(double a) { return a / (1.0 + __builtin_exp(-a)); }
+
+// exp(-a) = 2^n exp(r), |r| <= ln(2)/2: ln(2) in two parts keeps r exact to an ulp, degree 7 keeps
+// exp(r) so. n = 128 makes an infinity, as it must for a = -inf to end as NaN like torch's.
+inline float silu(float a) {
+  constexpr float kLog2e = 1.44269504f, kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  float t = -kLog2e * a;
+  t = t > 128.0f ? 128.0f : t;
+  t = t < -126.0f ? -126.0f : t;
+  const float shifted = t + kRound;
+  const float n = shifted - kRound;
+  float r = fma_of(n, -kLn2High, -a);
+  r = fma_of(n, -kLn2Low, r);
+  r = r > 1.0f ? 1.0f : r;  // only where t was clamped
+  r = r < -1.0f ? -1.0f : r;
+  float e = 1.0f / 5040;
+  e = fma_of(e, r, 1.0f / 720);
+  e = fma_of(e, r, 1.0f / 120);
+  e = fma_of(e, r, 1.0f / 24);
+  e = fma_of(e, r, 1.0f / 6);
+  e = fma_of(e, r, 0.5f);
+  e = fma_of(e, r, 1.0f);
+  e = fma_of(e, r, 1.0f);
+  const uint32_t exponent = (as_bits(shifted) - as_bits(kRound) + 127) << 23;
+  return a / (1.0f + e * as_float(exponent));
+}
+
+// One row: y = act(bias + sum_k w[k] x[k]), oldest tap first.
+template <typename Acc, int kWidth, bool kSilu>
+void convolve(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias, Acc* y, int n) {
+  for (int i = 0; i < n; ++i) {
+    Acc acc = bias[i];
+    for (int k = 0; k < kWidth; ++k) acc = fma_of(w[k][i], x[k][i], acc);
+    y[i] = kSilu ? silu(acc) : acc;
+  }
+}
+
+template <typename Acc>
+using Convolve = void (*)(const Acc* const*, const Acc (*)[kBlock], const Acc*, Acc*, int);
+
+template <typename Acc, bool kSilu>
+Convolve<Acc> convolve_of(int32_t W) {
+  static constexpr Convolve<Acc> table[kMaxWidth] = {
+      convolve<Acc, 1, kSilu>, convolve<Acc, 2, kSilu>, convolve<Acc, 3, kSilu>,
+      convolve<Acc, 4, kSilu>, convolve<Acc, 5, kSilu>, convolve<Acc, 6, kSilu>,
+      convolve<Acc, 7, kSilu>, convolve<Acc, 8, kSilu>};
+  return table[W - 1];
+}
+
+// Taps, bias and the last W inputs of a block of channels.
+template <typename Acc>
+struct Block {
+  alignas(64) Acc w[kMaxWidth][kBlock];
+  alignas(64) Acc bias[kBlock];
+  alignas(64) Acc ring[kMaxWidth][kBlock];
+  alignas(64) Acc y[kBlock];
+  Convolve<Acc> row;
+  int32_t W;
+  int n;       // channels
+  int newest;  // ring row of the newest input
+
+  Block(const Weight& weight, const Bias& b, int32_t W, bool silu, int64_t c, int n)
+      : row(silu ? convolve_of<Acc, true>(W) : convolve_of<Acc, false>(W)),
+        W(W),
+        n(n),
+        newest(0) {
+    with_type(weight.dtype, [&](auto* tag) {
+      const auto* from = static_cast<decltype(tag)>(const_cast<void*>(weight.ptr)) +
+                         c * weight.stride_d;
+      if (W == 4 && weight.stride_w == 1 && weight.stride_d == 4) {
+        for (int i = 0; i < n; ++i)
+          for (int k = 0; k < 4; ++k) w[k][i] = static_cast<Acc>(load(from + 4 * i + k));
+      } else {
+        for (int k = 0; k < W; ++k) load_n(w[k], from + k * weight.stride_w, weight.stride_d, n);
+      }
+    });
+    if (b.ptr) {
+      load_any(bias, b.ptr, b.dtype, c * b.stride_d, b.stride_d, n);
+    } else {
+      std::memset(bias, 0, sizeof bias);
+    }
+    clear();
+  }
+
+  void clear() {
+    for (int k = 0; k < W; ++k) std::memset(ring[k], 0, n * sizeof(Acc));
+  }
+
+  // The ring row that the next input goes to.
+  Acc* next() {
+    newest = newest + 1 == W ? 0 : newest + 1;
+    return ring[newest];
+  }
+
+  void convolve_newest() {
+    const Acc* x[kMaxWidth];
+    for (int k = 0; k < W; ++k) {
+      const int from = newest + 1 + k;
+      x[k] = ring[from >= W ? from - W : from];
+    }
+    row(x, w, bias, y, n);
+  }
+};
+
+inline int64_t at(const Index& index, int64_t i) {
+  const int64_t offset = i * index.stride;
+  return index.wide ? static_cast<const int64_t*>(index.ptr)[offset]
+                    : static_cast<const int32_t*>(index.ptr)[offset];
+}
+
+struct Span {
+  int64_t start, end;
+};
+
+inline Span sequence_span(const Index& cu, int64_t n, int64_t T) {
+  const int64_t start = clamp(at(cu, n), 0, T);
+  return {start, clamp(at(cu, n + 1), start, T)};
+}
+
+// The last sequence that starts at or before row t; -1 before the first one.
+inline int64_t sequence_of(const Index& cu, int64_t N, int64_t t) {
+  int64_t low = 0, high = N;
+  while (low < high) {
+    const int64_t mid = (low + high) / 2;
+    if (at(cu, mid) <= t) {
+      low = mid + 1;
+    } else {
+      high = mid;
+    }
+  }
+  return low - 1;
+}
+
+inline int64_t slot_of(const Index& slots, int64_t count, int64_t n) {
+  if (!slots.ptr) return n;
+  const int64_t slot = at(slots, n);
+  return slot >= 0 && slot < count ? slot : -1;
+}
+
+inline bool is_padding(const FwdParams& p, int64_t n) {
+  return p.slots.ptr && slot_of(p.slots, p.initial.ptr ? p.initial.count : p.final.count, n) < 0;
+}
+
+inline int64_t seq_id(const FwdParams& p, int64_t b, int64_t t) {
+  const int64_t offset = b * p.seq_idx_stride_b + t * p.seq_idx.stride;
+  return p.seq_idx.wide ? static_cast<const int64_t*>(p.seq_idx.ptr)[offset]
+                        : static_cast<const int32_t*>(p.seq_idx.ptr)[offset];
+}
+
+// Rows from the first to the last that is not padding; empty when all are.
+inline Span live_rows(const FwdParams& p, int64_t b) {
+  int64_t start = 0, end = p.T;
+  while (start < end && seq_id(p, b, start) < 0) ++start;
+  while (end > start && seq_id(p, b, end - 1) < 0) --end;
+  return {start, end};
+}
+
+// What row t is: whether it starts a sequence, is padding, or belongs to a head item.
+struct RowKind {
+  bool starts, zero, head;
+};
+
+struct Rows1 {  // of one batch row, asked for in ascending t
+  const FwdParams& p;
+  int64_t b, n;
+  Span s;
+  bool padding;
+  Span live;
+
+  Rows1(const FwdParams& p, int64_t b, int64_t t) : p(p), b(b), n(b), s{0, p.T}, live{0, p.T} {
+    if (p.cu_seqlens.ptr) {
+      seek(t);
+    } else {
+      padding = is_padding(p, b);
+      if (p.seq_idx.ptr && p.initial.ptr) live = live_rows(p, b);
+    }
+  }
+
+  void seek(int64_t t) {
+    n = sequence_of(p.cu_seqlens, p.N, t);
+    s = n < 0 ? Span{0, 0} : sequence_span(p.cu_seqlens, n, p.T);
+    padding = n >= 0 && is_padding(p, n);
+  }
+
+  // Rows just before t of t's own sequence, at most W-1.
+  int64_t history(int64_t t) const {
+    const int64_t most = smaller(p.W - 1, t);
+    if (p.seq_idx.ptr) {
+      int64_t k = 0;
+      while (k < most && seq_id(p, b, t - k - 1) == seq_id(p, b, t)) ++k;
+      return k;
+    }
+    return t < s.end ? clamp(t - s.start, 0, most) : 0;
+  }
+
+  RowKind at_row(int64_t t) {
+    if (p.seq_idx.ptr) {
+      const int64_t id = seq_id(p, b, t);
+      const bool head = p.initial.ptr && t >= live.start && t - live.start < p.W - 1 &&
+                        live.start < live.end && id == seq_id(p, b, live.start);
+      return {t == 0 || seq_id(p, b, t - 1) != id, id < 0 || padding, head};
+    }
+    if (p.cu_seqlens.ptr && t >= s.end && n + 1 < p.N) seek(t);
+    return {t == s.start, padding || t >= s.end, p.initial.ptr && t - s.start < p.W - 1};
+  }
+};
+
+template <typename Acc, typename x_t>
+void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c, int n) {
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d;
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
+  const int64_t t1 = smaller(t0 + kRows, p.T);
+  Block<Acc> block(p.weight, p.bias, p.W, p.silu, c, n);
+  Rows1 rows(p, b, t0);
+  for (int64_t t = t0 - rows.history(t0); t < t0; ++t)
+    load_n(block.next(), x + t * p.x.stride_t, p.x.stride_d, n);
+  for (int64_t t = t0; t < t1; ++t) {
+    const RowKind kind = rows.at_row(t);
+    if (kind.starts) block.clear();
+    load_n(block.next(), x + t * p.x.stride_t, p.x.stride_d, n);
+    if (p.x.stride_d == 1 && t + 1 < t1)
+      for (int i = 0; i < n; i += 64 / sizeof(x_t))
+        __builtin_prefetch(x + (t + 1) * p.x.stride_t + i);
+    if (kind.zero) {
+      std::memset(block.y, 0, n * sizeof(Acc));
+    } else if (kind.head) {
+      continue;
+    } else {
+      block.convolve_newest();
+    }
+    store_n(y + t * p.y.stride_t, p.y.stride_d, block.y, n);
+  }
+}
+
+// A sequence's first W-1 outputs and its final state: the only code that touches states.
+template <typename Acc, typename x_t>
+void fwd_head(const FwdParams& p, int64_t n, int64_t c, int channels) {
+  const State& any = p.initial.ptr ? p.initial : p.final;
+  const int64_t slot = slot_of(p.slots, any.count, n);
+  if (slot < 0) return;
+  const int64_t b = p.cu_seqlens.ptr ? 0 : n;
+  Span first{0, p.T};
+  if (p.cu_seqlens.ptr) first = sequence_span(p.cu_seqlens, n, p.T);
+  if (p.seq_idx.ptr) first = live_rows(p, b);
+  Span last = first;
+  if (p.seq_idx.ptr && first.start < first.end) {
+    last.start = last.end - 1;
+    while (last.start > first.start && last.end - last.start < p.final.len &&
+           seq_id(p, b, last.start - 1) == seq_id(p, b, last.end - 1))
+      --last.start;
+  }
+  const bool has_initial =
+      p.initial.ptr && (!p.has_initial || p.has_initial[n * p.has_initial_stride]);
+  const bool carries = has_initial && last.start == first.start;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d;
+  const int64_t initial = slot * p.initial.stride_n + c * p.initial.stride_d;
+  const int64_t final = slot * p.final.stride_n + c * p.final.stride_d;
+
+  if (p.initial.ptr && p.y.ptr && p.W > 1) {
+    x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
+    Block<Acc> block(p.weight, p.bias, p.W, p.silu, c, channels);
+    for (int k = p.W - 1; k > 0 && has_initial; --k)
+      load_any(block.next(), p.initial.ptr, p.initial.dtype,
+               initial + (p.initial.len - k) * p.initial.stride_l, p.initial.stride_d, channels);
+    for (int64_t t = first.start; t < smaller(first.end, first.start + p.W - 1); ++t) {
+      if (p.seq_idx.ptr && seq_id(p, b, t) != seq_id(p, b, first.start)) continue;
+      load_n(block.next(), x + t * p.x.stride_t, p.x.stride_d, channels);
+      block.convolve_newest();
+      store_n(y + t * p.y.stride_t, p.y.stride_d, block.y, channels);
+    }
+  }
+
+  if (!p.final.ptr) return;
+  // Ascending columns: in place, column j takes column j + length, not yet overwritten.
+  alignas(64) Acc column[kBlock];
+  for (int64_t j = 0; j < p.final.len; ++j) {
+    const int64_t t = last.end - p.final.len + j;
+    const int64_t from = p.initial.len + t - last.start;
+    if (t >= last.start) {
+      load_n(column, x + t * p.x.stride_t, p.x.stride_d, channels);
+    } else if (carries && from >= 0) {
+      load_any(column, p.initial.ptr, p.initial.dtype, initial + from * p.initial.stride_l,
+               p.initial.stride_d, channels);
+    } else {
+      std::memset(column, 0, sizeof column);
+    }
+    store_any(p.final.ptr, p.final.dtype, final + j * p.final.stride_l, p.final.stride_d, column,
+              channels);
+  }
+}
+
+inline int64_t channel_blocks(int64_t D) { return (D + kBlock - 1) / kBlock; }
+inline int64_t tiles_per_row(const FwdParams& p) { return p.y.ptr ? (p.T + kRows - 1) / kRows : 0; }
+
+template <typename Acc, typename x_t>
+void fwd_items(const FwdParams& p, int64_t begin, int64_t end) {
+  const int64_t blocks = channel_blocks(p.D), per_row = tiles_per_row(p), tiles = p.B * per_row;
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t c = item % blocks * kBlock, which = item / blocks;
+    const int n = static_cast<int>(smaller(kBlock, p.D - c));
+    if (which < tiles) {
+      fwd_tile<Acc, x_t>(p, which / per_row, which % per_row * kRows, c, n);
+    } else {
+      fwd_head<Acc, x_t>(p, which - tiles, c, n);
+    }
+  }
+}
+
+inline int64_t wrap(int64_t v, int64_t L) {
+  const int64_t r = v % L;
+  return r < 0 ? r + L : r;
+}
+
+// Whole state rows of 8 bytes a channel, [D, 4] in 16 bits, advance as one shift of an integer.
+template <typename s_t>
+inline void shift_in(s_t* state, const uint16_t* newest, int n) {
+  uint64_t* rows = reinterpret_cast<uint64_t*>(state);
+  for (int i = 0; i < n; ++i) rows[i] = rows[i] >> 16 | static_cast<uint64_t>(newest[i]) << 48;
+}
+
+template <typename Acc, typename x_t>
+void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
+  const int64_t b = p.cu_seqlens.ptr ? 0 : n, L = p.state.len;
+  const Span span = p.cu_seqlens.ptr ? sequence_span(p.cu_seqlens, n, p.T) : Span{0, p.T};
+  const int64_t T = span.end - span.start;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d +
+                 span.start * p.x.stride_t;
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d +
+           span.start * p.y.stride_t;
+  const int64_t slot = slot_of(p.slots, p.state.count, n);
+  if (slot < 0) {
+    alignas(64) Acc zeros[kBlock] = {};
+    for (int64_t t = 0; t < T; ++t) store_n(y + t * p.y.stride_t, p.y.stride_d, zeros, channels);
+    return;
+  }
+  const int64_t base = slot * p.state.stride_n + c * p.state.stride_d;
+
+  // Columns [0, known) are inputs that count; the history is the last W-1 of them.
+  const int64_t known =
+      p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
+  const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
+  const bool rows = !p.circular.ptr && !p.accepted.ptr && p.state.stride_l == 1 &&
+                    p.state.stride_d == 4 && L == 4;
+
+  Block<Acc> block(p.weight, p.bias, p.W, p.silu, c, channels);
+  for (int k = p.W - 1; k > 0; --k) {
+    const int64_t column = p.circular.ptr ? wrap(position - k, L) : known - k;
+    Acc* to = block.next();
+    if (rows) {
+      with_type(p.state.dtype, [&](auto* tag) {
+        const auto* from = static_cast<decltype(tag)>(p.state.ptr) + base + column;
+        for (int i = 0; i < channels; ++i) to[i] = static_cast<Acc>(load(from + 4 * i));
+      });
+    } else {
+      load_any(to, p.state.ptr, p.state.dtype, base + column * p.state.stride_l,
+               p.state.stride_d, channels);
+    }
+  }
+  for (int64_t t = 0; t < T; ++t) {
+    Acc* in = block.next();
+    load_n(in, x + t * p.x.stride_t, p.x.stride_d, channels);
+    block.convolve_newest();
+    store_n(y + t * p.y.stride_t, p.y.stride_d, block.y, channels);
+    if (p.circular.ptr)
+      store_any(p.state.ptr, p.state.dtype, base + wrap(position + t, L) * p.state.stride_l,
+                p.state.stride_d, in, channels);
+  }
+  if (p.circular.ptr || T == 0) return;
+
+  alignas(64) Acc column[kBlock];
+  if (rows && T == 1 && (p.state.dtype == DType::kBFloat16 || p.state.dtype == DType::kFloat16)) {
+    alignas(64) uint16_t newest[kBlock];
+    load_n(column, x, p.x.stride_d, channels);
+    store_any(newest, p.state.dtype, 0, 1, column, channels);
+    shift_in(static_cast<uint16_t*>(p.state.ptr) + base, newest, channels);
+    return;
+  }
+  // Column j takes input j + shift of (known columns, then x). In place this ascends when columns
+  // move left and descends when rejected tokens make them move right.
+  const int64_t shift = known + T - L;
+  for (int64_t i = 0; i < L; ++i) {
+    const int64_t j = shift >= 0 ? i : L - 1 - i, from = j + shift;
+    if (from >= known) {
+      load_n(column, x + (from - known) * p.x.stride_t, p.x.stride_d, channels);
+    } else if (from >= 0) {
+      load_any(column, p.state.ptr, p.state.dtype, base + from * p.state.stride_l,
+               p.state.stride_d, channels);
+    } else {
+      std::memset(column, 0, sizeof column);
+    }
+    store_any(p.state.ptr, p.state.dtype, base + j * p.state.stride_l, p.state.stride_d, column,
+              channels);
+  }
+}
+
+template <typename Acc, typename x_t>
+void update_items(const UpdateParams& p, int64_t begin, int64_t end) {
+  const int64_t blocks = channel_blocks(p.D);
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t c = item % blocks * kBlock;
+    update_item<Acc, x_t>(p, item / blocks, c, static_cast<int>(smaller(kBlock, p.D - c)));
+  }
+}
+
+Work fwd_work(const FwdParams& p) {
+  const int64_t heads = p.initial.ptr || p.final.ptr ? p.N : 0;
+  const int64_t tile = smaller(p.T, kRows) * smaller(p.D, kBlock);
+  return {(p.B * tiles_per_row(p) + heads) * channel_blocks(p.D), 1 + 32768 / larger(tile, 1)};
+}
+
+Work update_work(const UpdateParams& p) {
+  const int64_t elements = smaller(p.D, kBlock) * (p.cu_seqlens.ptr ? 1 : larger(p.T, 1));
+  return {p.N * channel_blocks(p.D), 1 + 16384 / larger(elements, 1)};
+}
+
+void fwd_range(const FwdParams& p, int64_t begin, int64_t end) {
+  switch (p.dtype) {
+    case DType::kFloat64: return fwd_items<double, double>(p, begin, end);
+    case DType::kFloat32: return fwd_items<float, float>(p, begin, end);
+    case DType::kFloat16: return fwd_items<float, Fp16>(p, begin, end);
+    case DType::kBFloat16: return fwd_items<float, Bf16>(p, begin, end);
+  }
+}
+
+void update_range(const UpdateParams& p, int64_t begin, int64_t end) {
+  switch (p.dtype) {
+    case DType::kFloat64: return update_items<double, double>(p, begin, end);
+    case DType::kFloat32: return update_items<float, float>(p, begin, end);
+    case DType::kFloat16: return update_items<float, Fp16>(p, begin, end);
+    case DType::kBFloat16: return update_items<float, Bf16>(p, begin, end);
+  }
+}
+
+}  // namespace
+
+extern const Level level = {SHORT_CONV_ISA_NAME, fwd_work, fwd_range, update_work, update_range};
+
+}  // namespace short_conv::cpu::SHORT_CONV_ISA
