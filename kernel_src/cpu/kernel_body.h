@@ -122,38 +122,37 @@ inline float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c);
 
 inline double silu(double a) { return a / (1.0 + __builtin_exp(-a)); }
 
-// exp(-a) = 2^n exp(r), |r| <= ln(2)/2: ln(2) in two parts keeps r exact to an ulp, degree 7 keeps
-// exp(r) so. n = 128 makes an infinity, as it must for a = -inf to end as NaN like torch's.
+// exp(-a) = 2^n exp(r), |r| <= ln(2)/2: ln(2) in two parts keeps r exact to an ulp, and the
+// degree-6 Chebyshev fit is off by half of one. Past the clamp n = 128 makes an infinity, as it
+// must for a = -inf to end as NaN like torch's.
 inline float silu(float a) {
   constexpr float kLog2e = 1.44269504f, kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  float t = -kLog2e * a;
-  t = t > 128.0f ? 128.0f : t;
-  t = t < -126.0f ? -126.0f : t;
-  const float shifted = t + kRound;
+  float m = -a < 88.8f ? -a : 88.8f;
+  m = m > -87.0f ? m : -87.0f;
+  const float shifted = fma_of(m, kLog2e, kRound);
   const float n = shifted - kRound;
-  float r = fma_of(n, -kLn2High, -a);
-  r = fma_of(n, -kLn2Low, r);
-  r = r > 1.0f ? 1.0f : r;  // only where t was clamped
-  r = r < -1.0f ? -1.0f : r;
-  float e = 1.0f / 5040;
-  e = fma_of(e, r, 1.0f / 720);
-  e = fma_of(e, r, 1.0f / 120);
-  e = fma_of(e, r, 1.0f / 24);
-  e = fma_of(e, r, 1.0f / 6);
+  const float r = fma_of(n, -kLn2Low, fma_of(n, -kLn2High, m));
+  float e = 0.0013941119f;
+  e = fma_of(e, r, 0.00837513432f);
+  e = fma_of(e, r, 0.0416663513f);
+  e = fma_of(e, r, 0.166664153f);
   e = fma_of(e, r, 0.5f);
   e = fma_of(e, r, 1.0f);
   e = fma_of(e, r, 1.0f);
   const uint32_t exponent = (as_bits(shifted) - as_bits(kRound) + 127) << 23;
-  return a / (1.0f + e * as_float(exponent));
+  return a / fma_of(e, as_float(exponent), 1.0f);
 }
 
 // One row: y = act(bias + sum_k w[k] x[k]), oldest tap first.
 template <typename Acc, int kWidth, bool kSilu>
 void convolve(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias, Acc* y, int n) {
+  const Acc* rows[kWidth];
+  for (int k = 0; k < kWidth; ++k) rows[k] = x[k];
+#pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     Acc acc = bias[i];
-    for (int k = 0; k < kWidth; ++k) acc = fma_of(w[k][i], x[k][i], acc);
+    for (int k = 0; k < kWidth; ++k) acc = fma_of(w[k][i], rows[k][i], acc);
     y[i] = kSilu ? silu(acc) : acc;
   }
 }

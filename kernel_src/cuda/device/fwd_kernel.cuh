@@ -16,6 +16,7 @@ struct FwdGrid {
   uint32_t tiles_per_row;  // of one batch row
   uint32_t tiles;          // of all batch rows
   uint32_t heads;
+  bool plain;  // no initial state and no slots: dense tiles need no mask
 };
 
 enum class Packing { kDense, kPacked };
@@ -42,7 +43,8 @@ __device__ void fwd_rows(const Taps<Io, kWidth, kExact>& taps, Window<Io, kWidth
 }
 
 template <typename Io, int kWidth, bool kExact, int kTokens, Packing kPacking>
-__device__ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c) {
+__device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int64_t t0,
+                         int64_t c) {
   using x_t = typename Io::x_t;
   const int64_t stride = p.x.stride_t;
   const x_t* x =
@@ -68,7 +70,7 @@ __device__ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c) {
     if (k < behind) before[k] = Io::load(row);
   const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
 
-  const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, b, t0, rows, behind)
+  const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, grid.plain, b, t0, rows, behind)
                         : p.cu_seqlens.ptr          ? cu_seqlens_mask(p, t0, rows)
                                                     : seq_idx_mask(p, b, t0, rows);
   Window<Io, kWidth> window;
@@ -181,7 +183,7 @@ __global__ void __launch_bounds__(kThreads)
   if (block < grid.tiles) {
     const uint32_t b = p.B == 1 ? 0 : block / grid.tiles_per_row;
     const int64_t t0 = static_cast<int64_t>(block - b * grid.tiles_per_row) * kTokens;
-    fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(p, b, t0, c);
+    fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(grid, p, b, t0, c);
   } else if (block - grid.tiles < grid.heads) {
     fwd_head<Io, kWidth, kExact>(p, block - grid.tiles, c);
   }

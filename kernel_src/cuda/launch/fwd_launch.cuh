@@ -7,30 +7,38 @@
 
 namespace short_conv::cuda {
 
-template <typename Io, int kWidth, bool kExact>
-cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
-  const int64_t tiles_per_row = p.y.ptr ? ceil_div(p.T, kFwdTokens) : 0;
+template <typename Io, int kWidth, bool kExact, int kTokens>
+cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
+  const int64_t tiles_per_row = p.y.ptr ? ceil_div(p.T, kTokens) : 0;
   const int64_t tiles = p.B * tiles_per_row;
   const int64_t heads = p.initial.ptr || p.final.ptr ? p.N : 0;
   if (tiles + heads > std::numeric_limits<uint32_t>::max()) return cudaErrorInvalidConfiguration;
   const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(tiles),
-                     static_cast<uint32_t>(heads)};
+                     static_cast<uint32_t>(heads), !p.initial.ptr && !p.slots.ptr};
   const bool dense = !p.cu_seqlens.ptr && !p.seq_idx.ptr;
-  return launch(
-      dense ? fwd_kernel<Io, kWidth, kExact, kFwdThreads, kFwdTokens, Packing::kDense>
-            : fwd_kernel<Io, kWidth, kExact, kFwdThreads, kFwdTokens, Packing::kPacked>,
-      ceil_div(p.D, kFwdThreads * Io::kLanes), tiles + heads, kFwdThreads, stream, grid, p);
+  return launch(dense ? fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, Packing::kDense>
+                      : fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, Packing::kPacked>,
+                ceil_div(p.D, kFwdThreads * Io::kLanes), tiles + heads, kFwdThreads, stream, grid,
+                p);
+}
+
+template <typename Io, int kWidth, bool kExact>
+cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
+  return p.B * p.T * p.D < kFwdShortElements
+             ? launch_fwd_tiles<Io, kWidth, kExact, kFwdTokensShort>(p, stream)
+             : launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens>(p, stream);
 }
 
 template <typename x_t>
 cudaError_t launch_fwd_typed(const FwdParams& p, cudaStream_t stream) {
+  using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
   if (!fwd_vectorized(p)) return launch_fwd_kernel<StridedIo<x_t>, kMaxWidth, false>(p, stream);
   switch (p.W) {
-    case 2: return launch_fwd_kernel<VecIo<x_t>, 2, true>(p, stream);
-    case 3: return launch_fwd_kernel<VecIo<x_t>, 3, true>(p, stream);
-    case 4: return launch_fwd_kernel<VecIo<x_t>, 4, true>(p, stream);
-    case 7: return launch_fwd_kernel<VecIo<x_t>, 7, true>(p, stream);
-    default: return launch_fwd_kernel<VecIo<x_t>, kMaxWidth, false>(p, stream);
+    case 2: return launch_fwd_kernel<Io, 2, true>(p, stream);
+    case 3: return launch_fwd_kernel<Io, 3, true>(p, stream);
+    case 4: return launch_fwd_kernel<Io, 4, true>(p, stream);
+    case 7: return launch_fwd_kernel<Io, 7, true>(p, stream);
+    default: return launch_fwd_kernel<Io, kMaxWidth, false>(p, stream);
   }
 }
 

@@ -11,7 +11,8 @@ template <typename x_t, typename s_t, int kWidth, int kLen>
 cudaError_t launch_update_rows(const UpdateParams& p, cudaStream_t stream) {
   using Io = VecIo<x_t, update_lanes(sizeof(s_t), kLen) * sizeof(x_t)>;
   return launch(update_row_kernel<Io, s_t, kWidth, kLen, kUpdateThreads>,
-                ceil_div(p.D, kUpdateThreads * Io::kLanes), p.N, kUpdateThreads, stream, p);
+                ceil_div(p.D, kUpdateThreads * Io::kLanes), p.N, kUpdateThreads, stream,
+                RowUpdate(p));
 }
 
 template <typename x_t>
