@@ -11,7 +11,5 @@ template std::basic_stringstream<char>::basic_stringstream();
 
 // GLIBCXX_3.4.29; called where the size of a container or of new[] overflows.
 namespace std {
-[[noreturn]] __attribute__((visibility("hidden"))) void __throw_bad_array_new_length() {
-  throw bad_array_new_length();
-}
+[[noreturn]] void __throw_bad_array_new_length() { throw bad_array_new_length(); }
 }  // namespace std

@@ -26,22 +26,24 @@ class Failed(RuntimeError):
     """A step of the build failed; the text is its output."""
 
 
-def configuration(proj: project.Project, backend: str, tree: Path, nvcc: Path | None) -> str:
+def configuration(proj: project.Project, backend: str, jobs: int, nvcc: Path | None) -> str:
     """The CMake variables and per-source options of one variant."""
-    major, minor = proj.stable_abi(backend)
+    tree, (major, minor) = proj.tree(backend), proj.stable_abi(backend)
     definitions = [f"TORCH_TARGET_VERSION={target_version(major, minor)}"]
     definitions += ["CUDA_KERNEL", "USE_CUDA=1"] if nvcc else ["CPU_KERNEL"]
     values = {
         "BACKEND": backend,
         "OPS": proj.ops(backend),
         "TORCH": toolchain.torch_dir(),
-        "SOURCES": ";".join(proj.sources(backend)),
+        "SOURCES": ";".join(proj.sources(backend, ".cpp")),
         "DEFINITIONS": ";".join(definitions),
         "OLD_GLIBC": toolchain.old_glibc_header(tree),
     }
     if nvcc:
         toolkit = toolchain.toolkit_dir(nvcc)
+        values["CUDA_SOURCES"] = ";".join(proj.sources(backend, ".cu"))
         values["CUDA_INCLUDE"] = toolkit / "include"
+        values["JOBS"] = jobs
         values["CUDART"] = toolchain.static_cudart(toolkit, tree)
     lines = [f'set({name} "{value}")' for name, value in values.items()]
     for source, flags in proj.options(backend).items():
@@ -84,11 +86,11 @@ def run(command: list, log: list[str] | None = None, progress: Progress | None =
 
 def compile_variant(proj: project.Project, backend: str, jobs: int, progress: Progress) -> Path:
     """Compiles and links what has changed, and returns the checked, unstripped extension."""
-    tree = proj.root / ".cmake" / backend
+    tree = proj.tree(backend)
     tree.mkdir(parents=True, exist_ok=True)
     nvcc = toolchain.find_nvcc() if backend == "cuda" else None
     config = tree / "config.cmake"
-    text = configuration(proj, backend, tree, nvcc)
+    text = configuration(proj, backend, jobs, nvcc)
     if not (config.exists() and config.read_text() == text and (tree / "build.ninja").exists()):
         config.write_text(text)
         command = ["cmake", "-G", "Ninja", "-S", proj.root, "-B", tree, f"-DCONFIG={config}"]
@@ -120,8 +122,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("backend", choices=["cpu", "cuda", "all"])
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count(), help="default: all cores")
+    parser.add_argument("--archs", nargs="+", default=[], help="only these, such as 9.0")
     args = parser.parse_args()
-    proj = project.load()
+    proj = project.load(chosen_archs=tuple(args.archs))
+    if args.archs and len(proj.archs("cuda")) != len(args.archs):
+        parser.error(f"--archs must be in build.toml, got {' '.join(args.archs)}")
     table = Table("variant", "size", "archs", "seconds")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     try:

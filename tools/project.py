@@ -16,7 +16,6 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPILED = (".cpp", ".cu")
 # A change in any of these is a new source state, and gets an op namespace of its own.
 STATE = ("build.toml", "CMakeLists.txt", "cmake", "kernel_src", "torch-ext")
 GENERATED = ("_ops.py",)
@@ -29,6 +28,8 @@ class Project:
     version: int
     license: str
     toml: dict
+    state: str  # digest of the sources as they were when the project was loaded
+    chosen_archs: tuple[str, ...]  # none: all
 
     @property
     def python_name(self) -> str:
@@ -48,8 +49,12 @@ class Project:
             files += section["src"]
         return list(dict.fromkeys(files))
 
-    def sources(self, backend: str) -> list[str]:
-        return [file for file in self.listed(backend) if file.endswith(COMPILED)]
+    def sources(self, backend: str, suffix: str) -> list[str]:
+        return [file for file in self.listed(backend) if file.endswith(suffix)]
+
+    def tree(self, backend: str) -> Path:
+        """Where a variant is compiled; a choice of architectures does not disturb the full one."""
+        return self.root / ".cmake" / "-".join([backend, *self.chosen_archs])
 
     def options(self, backend: str) -> dict[str, list[str]]:
         """Compile options by source. One that stands in two sections gets those of both."""
@@ -81,14 +86,7 @@ class Project:
 
     def ops(self, backend: str) -> str:
         """The op namespace, which is also the extension's module name."""
-        return f"_{self.python_name}_{backend}_{self.state()[:7]}"
-
-    def state(self) -> str:
-        digest = hashlib.sha256()
-        for path in state_files(self.root):
-            digest.update(path.relative_to(self.root).as_posix().encode() + b"\0")
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()
+        return f"_{self.python_name}_{backend}_{self.state[:7]}"
 
 
 def gencode(capability: str) -> list[str]:
@@ -96,6 +94,14 @@ def gencode(capability: str) -> list[str]:
     arch = arch.replace(".", "")
     flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
     return flags + [f"-gencode=arch=compute_{arch},code=compute_{arch}"] if ptx else flags
+
+
+def source_state(root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in state_files(root):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def state_files(root: Path) -> list[Path]:
@@ -108,9 +114,22 @@ def state_files(root: Path) -> list[Path]:
     )
 
 
-def load(root: Path = ROOT) -> Project:
-    """Reads build.toml, after the official parser has found no fault in it."""
+def load(root: Path = ROOT, chosen_archs: tuple[str, ...] = ()) -> Project:
+    """Reads build.toml, after the official parser has found no fault in it. `chosen_archs` keeps
+    only those CUDA architectures, for a build that is tried on one GPU."""
     Build.open(str(root))
     toml = tomllib.loads((root / "build.toml").read_text())
+    if chosen_archs:
+        for section in toml["kernel"].values():
+            listed = section.get("cuda-capabilities", [])
+            section["cuda-capabilities"] = [a for a in listed if a.split("+")[0] in chosen_archs]
     general = toml["general"]
-    return Project(root, general["name"], general["version"], general["license"], toml)
+    return Project(
+        root=root,
+        name=general["name"],
+        version=general["version"],
+        license=general["license"],
+        toml=toml,
+        state=source_state(root),
+        chosen_archs=chosen_archs,
+    )
