@@ -1,0 +1,156 @@
+"""torch.compile, torch.export, opcheck, and what the schemas say is mutated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import offsets
+from torch.library import opcheck
+
+
+def fwd_args(device, **changes):
+    args = {
+        "x": torch.randn(2, 9, 16, device=device),
+        "weight": torch.randn(16, 4, device=device),
+        "bias": None,
+        "initial_state": None,
+        "cu_seqlens": None,
+        "seq_idx": None,
+        "state_indices": None,
+        "has_initial_state": None,
+        "out": None,
+        "final_state": None,
+    }
+    args |= {k: v for k, v in changes.items()}
+    if args["out"] is None:
+        args["out"] = torch.empty_like(args["x"])
+    return (*args.values(), True)
+
+
+OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor",
+            "test_aot_dispatch_dynamic"]  # fmt: skip
+
+
+def test_opcheck_fwd(kernel, device):
+    op = kernel.ops.ops.fwd.default
+    cu = offsets([4, 5], device)
+    opcheck(op, fwd_args(device), test_utils=OPCHECKS)
+    opcheck(op, fwd_args(
+        device, bias=torch.randn(16, device=device), x=torch.randn(2, 16, 9, device=device).mT,
+        initial_state=torch.randn(2, 16, 4, device=device),
+        final_state=torch.empty(2, 16, 4, device=device),
+    ), test_utils=OPCHECKS)  # fmt: skip
+    opcheck(op, fwd_args(
+        device, x=torch.randn(1, 9, 16, device=device), cu_seqlens=cu,
+        initial_state=torch.randn(6, 16, 3, device=device),
+        final_state=torch.empty(6, 16, 3, device=device),
+        state_indices=torch.tensor([3, 0], device=device, dtype=torch.int32),
+        has_initial_state=torch.tensor([True, False], device=device),
+    ), test_utils=OPCHECKS)  # fmt: skip
+
+
+def test_opcheck_update_and_states(kernel, device):
+    x, state = torch.randn(3, 16, device=device), torch.randn(5, 16, 6, device=device)
+    w, out = torch.randn(16, 4, device=device), torch.empty(3, 16, device=device)
+    slots = torch.tensor([4, -1, 0], dtype=torch.int32, device=device)
+    accepted = torch.tensor([1, 0, 2], dtype=torch.int32, device=device)
+    update = kernel.ops.ops.update.default
+    opcheck(update, (x, state, w, None, None, slots, None, accepted, out, True),
+            test_utils=OPCHECKS)  # fmt: skip
+    opcheck(update, (x, state[:3].clone(), w, None, accepted, None, None, None, out, True),
+            test_utils=OPCHECKS)  # fmt: skip
+    opcheck(
+        kernel.ops.ops.states.default,
+        (x, offsets([1, 2], device), torch.empty(2, 16, 4, device=device)), test_utils=OPCHECKS,
+    )  # fmt: skip
+
+
+def test_schemas_mark_what_is_written(kernel):
+    written = {}
+    for name in ("fwd", "update", "states"):
+        schema = getattr(kernel.ops.ops, name).default._schema
+        written[name] = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
+    assert written == {
+        "fwd": {"out", "final_state"},
+        "update": {"conv_state", "out"},
+        "states": {"final_state"},
+    }
+
+
+@pytest.fixture
+def compiled():
+    """Compiles whole functions, counting how often."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def counting(gm, inputs):
+        from torch._inductor.compile_fx import compile_fx
+
+        graphs.append(gm)
+        return compile_fx(gm, inputs)
+
+    def compile(f):
+        return torch.compile(f, backend=counting, fullgraph=True, dynamic=True)
+
+    compile.graphs = graphs
+    yield compile
+    torch._dynamo.reset()
+
+
+def test_compile_prefill_and_decode_without_recompiles(kernel, device, compiled):
+    w = torch.randn(32, 4, device=device)
+
+    def step(x, state, token):
+        y = kernel.causal_conv1d(
+            x * 2, w, activation="silu", initial_state=state, final_state_out=state
+        )
+        z = kernel.causal_conv1d_update(token, state, w, activation="silu")
+        return y + 1, z
+
+    run = compiled(step)
+    for T in (5, 9, 17, 64):
+        x, token = torch.randn(2, T, 32, device=device), torch.randn(2, 32, device=device)
+        a, b = (torch.ones(2, 32, 4, device=device) for _ in range(2))
+        for got, expected in zip(run(x, a, token), step(x, b, token)):
+            assert torch.equal(got, expected)
+        assert torch.equal(a, b)
+    assert len(compiled.graphs) == 1
+
+
+def test_compile_packed(kernel, device, compiled):
+    w = torch.randn(32, 4, device=device)
+
+    def packed(x, cu):
+        return kernel.causal_conv1d(x, w, cu_seqlens=cu, return_final_state=True)
+
+    run = compiled(packed)
+    for lengths in ([4, 5], [7, 9], [1, 30]):
+        x, cu = torch.randn(1, sum(lengths), 32, device=device), offsets(lengths, device)
+        for got, expected in zip(run(x, cu), packed(x, cu)):
+            assert torch.equal(got, expected)
+    assert len(compiled.graphs) == 1
+
+
+def test_export_keeps_the_op(kernel, device):
+    w = torch.randn(32, 4, device=device)
+
+    class Conv(torch.nn.Module):
+        def forward(self, x):
+            return kernel.causal_conv1d(x, w, activation="silu")
+
+    x = torch.randn(1, 8, 32, device=device)
+    program = torch.export.export(Conv(), (x,), dynamic_shapes={"x": {1: torch.export.Dim("T")}})
+    assert "fwd" in str(program.graph)
+    longer = torch.randn(1, 21, 32, device=device)
+    assert torch.equal(program.module()(longer), Conv()(longer))
+
+
+def test_fakes_refuse_like_the_real_ops(kernel, device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        x, w = torch.empty(1, 4, 8, device=device), torch.empty(7, 4, device=device)
+        with pytest.raises(ValueError, match="weight must have shape"):
+            kernel.causal_conv1d(x, w)
+        y = kernel.causal_conv1d(x.mT.contiguous().mT, torch.empty(8, 4, device=device))
+        assert y.stride() == (32, 1, 4) and y.fake_mode is mode

@@ -1,0 +1,258 @@
+"""Every refusal: its type, the argument it names, the value it got. And that the compiled host
+code refuses the same calls by itself, so that nothing depends on Python having looked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+bf16, f32, f64, i32 = torch.bfloat16, torch.float32, torch.float64, torch.int32
+
+
+def good_fwd(device) -> dict:
+    return {
+        "x": torch.randn(2, 6, 8, device=device),
+        "weight": torch.randn(8, 4, device=device),
+        "initial_state": torch.randn(2, 8, 4, device=device),
+    }
+
+
+def good_update(device) -> dict:
+    return {
+        "x": torch.randn(2, 8, device=device),
+        "conv_state": torch.randn(2, 8, 4, device=device),
+        "weight": torch.randn(8, 4, device=device),
+    }
+
+
+def ones(*shape, dtype=f32):
+    return lambda device: torch.ones(*shape, dtype=dtype, device=device)
+
+
+BAD_FWD = {
+    "x type": ({"x": lambda d: [1.0]}, TypeError, "x must be a tensor, got list"),
+    "x int": ({"x": ones(2, 6, 8, dtype=i32)}, TypeError, "x must be .* got torch.int32"),
+    "x dims": ({"x": ones(2, 8)}, ValueError, r"x must be \[B, T, D\], got \[2, 8\]"),
+    "weight dims": ({"weight": ones(8, 1, 4)}, ValueError, r"weight .* got \[8, 1, 4\]"),
+    "weight D": ({"weight": ones(7, 4)}, ValueError, r"weight .* D=8 .* got \[7, 4\]"),
+    "W 0": ({"weight": ones(8, 0)}, ValueError, r"W from 1 to 8, got \[8, 0\]"),
+    "W 9": ({"weight": ones(8, 9)}, ValueError, r"W from 1 to 8, got \[8, 9\]"),
+    "weight dtype": ({"weight": ones(8, 4, dtype=bf16)}, TypeError, "weight .* got torch.bfloat16"),
+    "weight f64": ({"weight": ones(8, 4, dtype=f64)}, TypeError, "weight .* got torch.float64"),
+    "bias shape": ({"bias": ones(4)}, ValueError, r"bias .* D=8, got \[4\]"),
+    "bias dtype": ({"bias": ones(8, dtype=bf16)}, TypeError, "bias .* got torch.bfloat16"),
+    "state N": ({"initial_state": ones(3, 8, 4)}, ValueError, r"initial_state .* got \[3, 8, 4\]"),
+    "state D": ({"initial_state": ones(2, 4, 4)}, ValueError, r"initial_state .* got \[2, 4, 4\]"),
+    "state L": ({"initial_state": ones(2, 8, 2)}, ValueError, r"L >= W-1 = 3, got \[2, 8, 2\]"),
+    "state dtype": ({"initial_state": ones(2, 8, 4, dtype=i32)}, TypeError, "got torch.int32"),
+    "final L": ({"final_state_out": ones(2, 8, 2)}, ValueError, r"final_state .* got \[2, 8, 2\]"),
+    "final expanded": (
+        {"final_state_out": lambda d: torch.ones(2, 8, 1, device=d).expand(2, 8, 4)},
+        ValueError, "final_state .* expanded, got stride 0 in dim 2",
+    ),
+    "cu float": ({"cu_seqlens": ones(3)}, TypeError, "cu_seqlens .* got torch.float32"),
+    "cu dims": ({"cu_seqlens": ones(1, 3, dtype=i32)}, ValueError, r"cu_seqlens .* got \[1, 3\]"),
+    "cu none": ({"cu_seqlens": ones(0, dtype=i32)}, ValueError, r"cu_seqlens .* got \[0\]"),
+    "seq_idx shape": ({"seq_idx": ones(2, 5, dtype=i32)}, ValueError, r"seq_idx .* got \[2, 5\]"),
+    "seq_idx dtype": ({"seq_idx": ones(2, 6)}, TypeError, "seq_idx .* got torch.float32"),
+    "both packings": (
+        {"cu_seqlens": ones(3, dtype=i32), "seq_idx": ones(1, 12, dtype=i32)},
+        ValueError, "cu_seqlens and seq_idx must not both be given, got both",
+    ),
+    "slots shape": (
+        {"state_indices": ones(3, dtype=i32)}, ValueError, r"state_indices .* got \[3\]",
+    ),
+    "flags dtype": ({"has_initial_state": ones(2)}, TypeError, "has_initial_state must be bool"),
+    "flags shape": (
+        {"has_initial_state": ones(3, dtype=torch.bool)}, ValueError, r"has_initial_state .* \[3\]",
+    ),
+    "out shape": ({"out": ones(2, 6, 4)}, ValueError, r"out .* \[2, 6, 8\], got \[2, 6, 4\]"),
+    "out dtype": ({"out": ones(2, 6, 8, dtype=bf16)}, TypeError, "out .* got torch.bfloat16"),
+    "out expanded": (
+        {"out": lambda d: torch.ones(2, 1, 8, device=d).expand(2, 6, 8)},
+        ValueError, "out .* expanded, got stride 0 in dim 1",
+    ),
+    "activation": ({"activation": lambda d: "gelu"}, ValueError, "activation .* got 'gelu'"),
+    "activation True": ({"activation": lambda d: ["silu"]}, ValueError, "activation .* got"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_FWD.values(), ids=BAD_FWD.keys())
+def test_fwd_refuses(kernel, device, case):
+    changes, error, text = case
+    call = good_fwd(device) | {name: make(device) for name, make in changes.items()}
+    with pytest.raises(error, match=text):
+        kernel.causal_conv1d(**call)
+    assert kernel.why_not("causal_conv1d", **call)
+    if "activation" not in changes and "x" not in changes:
+        assert refused_by_the_op(kernel, "fwd", fwd_args(call))
+
+
+def fwd_args(call: dict) -> tuple:
+    x = call["x"]
+    if "cu_seqlens" in call:
+        x = x.view(1, -1, x.shape[-1])
+    out = call.get("out", torch.empty_like(x))
+    names = ("weight", "bias", "initial_state", "cu_seqlens", "seq_idx", "state_indices",
+             "has_initial_state")  # fmt: skip
+    return (x, *(call.get(n) for n in names), out, call.get("final_state_out"), True)
+
+
+def refused_by_the_op(kernel, name: str, args: tuple) -> bool:
+    with pytest.raises(RuntimeError):
+        getattr(kernel.ops.ops, name)(*args)
+    return True
+
+
+BAD_UPDATE = {
+    "x dims": ({"x": ones(2, 8, 1, 1)}, ValueError, r"x must be \[B, D\] or \[B, D, T\]"),
+    "x varlen dims": (
+        {"x": ones(2, 8, 1), "cu_seqlens": ones(3, dtype=i32)}, ValueError, r"\[T_total, D\]",
+    ),
+    "state rows": ({"conv_state": ones(3, 8, 4)}, ValueError, r"conv_state .* got \[3, 8, 4\]"),
+    "state L": ({"conv_state": ones(2, 8, 2)}, ValueError, r"L >= W-1 = 3, got \[2, 8, 2\]"),
+    "state dtype": ({"conv_state": ones(2, 8, 4, dtype=i32)}, TypeError, "got torch.int32"),
+    "state expanded": (
+        {"conv_state": lambda d: torch.ones(1, 8, 4, device=d).expand(2, 8, 4)},
+        ValueError, "conv_state .* expanded, got stride 0 in dim 0",
+    ),
+    "slots": ({"conv_state_indices": ones(3, dtype=i32)}, ValueError, r"got \[3\]"),
+    "slots dtype": ({"conv_state_indices": ones(2)}, TypeError, "got torch.float32"),
+    "both cursors": (
+        {"cache_seqlens": ones(2, dtype=i32), "num_accepted_tokens": ones(2, dtype=i32)},
+        ValueError, "must not both be given",
+    ),
+    "circular nothing": (
+        {"conv_state": ones(2, 8, 0), "weight": ones(8, 1), "cache_seqlens": ones(2, dtype=i32)},
+        ValueError, "L >= 1 when cache_seqlens is given, got L=0",
+    ),
+    "out": ({"out": ones(2, 4)}, ValueError, r"out .* got \[2, 4\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_UPDATE.values(), ids=BAD_UPDATE.keys())
+def test_update_refuses(kernel, device, case):
+    changes, error, text = case
+    call = good_update(device) | {name: make(device) for name, make in changes.items()}
+    with pytest.raises(error, match=text):
+        kernel.causal_conv1d_update(**call)
+    assert kernel.why_not(kernel.causal_conv1d_update, **call)
+    names = ("x", "conv_state", "weight", "bias", "cache_seqlens", "conv_state_indices",
+             "cu_seqlens", "num_accepted_tokens")  # fmt: skip
+    out = call.get("out", torch.empty_like(call["x"]))
+    assert refused_by_the_op(kernel, "update", (*(call.get(n) for n in names), out, True))
+
+
+def test_overlap_is_refused_and_neighbouring_columns_are_not(kernel, device):
+    base = torch.randn(2, 6, 24, device=device)
+    x, w = base[..., :8], torch.randn(8, 4, device=device)
+    with pytest.raises(ValueError, match="out must not overlap x"):
+        kernel.causal_conv1d(x, w, out=x)
+    with pytest.raises(ValueError, match="out must not overlap x"):
+        kernel.causal_conv1d(x, w, out=base[..., 4:12])
+    expected = kernel.causal_conv1d(x.clone(), w)
+    assert torch.equal(kernel.causal_conv1d(x, w, out=base[..., 8:16]), expected)
+    state = torch.randn(3, 8, 4, device=device)
+    with pytest.raises(ValueError, match="final_state must not overlap initial_state"):
+        kernel.causal_conv1d(x, w, initial_state=state[:2], final_state_out=state[1:])
+    with pytest.raises(ValueError, match="conv_state must not overlap x"):
+        flat = torch.randn(2, 8, 4, device=device)
+        kernel.causal_conv1d_update(flat[..., 0], flat, w)
+
+
+def test_unviewable_batch_with_offsets(kernel, device):
+    x = torch.randn(6, 2, 8, device=device).transpose(0, 1)
+    cu = torch.tensor([0, 12], dtype=i32, device=device)
+    with pytest.raises(ValueError, match=r"x must be viewable as \[1, B\*T, D\]"):
+        kernel.causal_conv1d(x, torch.randn(8, 4, device=device), cu_seqlens=cu)
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias", "initial_state"])
+def test_gradients_are_refused_by_name(kernel, device, name):
+    call = good_fwd(device) | {"bias": torch.randn(8, device=device)}
+    call[name].requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"{name} must not require a gradient"):
+        kernel.causal_conv1d(**call)
+    with torch.no_grad():
+        kernel.causal_conv1d(**call)
+
+
+def test_other_devices_are_refused(kernel, device):
+    x = torch.empty(1, 4, 8, device="meta")
+    with pytest.raises((ValueError, NotImplementedError), match="weight|x must be on"):
+        kernel.causal_conv1d(x, torch.randn(8, 4))
+    if device.type == "cuda":
+        with pytest.raises(NotImplementedError, match="float64 runs on cpu only"):
+            kernel.causal_conv1d(
+                torch.zeros(1, 4, 8, dtype=f64, device=device),
+                torch.zeros(8, 4, dtype=f64, device=device),
+            )
+        with pytest.raises(ValueError, match="weight must be on x's device cuda:0, got cpu"):
+            kernel.causal_conv1d(torch.zeros(1, 4, 8, device=device), torch.zeros(8, 4))
+
+
+def test_why_not_is_none_and_touches_nothing(kernel, device):
+    call = good_update(device)
+    before = call["conv_state"].clone()
+    assert kernel.why_not("causal_conv1d_update", **call) is None
+    assert torch.equal(call["conv_state"], before)
+    assert kernel.why_not("causal_conv1d", **good_fwd(device), return_final_state=True) is None
+    with pytest.raises(ValueError, match="op must be"):
+        kernel.why_not("conv")
+
+
+BAD_VALUES = [
+    ({"cu_seqlens": [0, 4, 3, 12]}, r"cu_seqlens\[2\] = 3 after 4"),
+    ({"cu_seqlens": [0, 4, 13]}, r"T=12\], got cu_seqlens\[2\] = 13"),
+    ({"cu_seqlens": [-1, 4, 12]}, r"cu_seqlens\[0\] = -1"),
+    ({"seq_idx": [[0] * 6 + [1] * 3 + [0] * 3]}, r"seq_idx\[0, 9\] = 0 after 1 at 8"),
+    ({"seq_idx": [[0] * 6 + [-1] + [1] * 5]}, r"seq_idx\[0, 7\] = 1 after 0 at 5"),
+]
+
+
+@pytest.mark.parametrize("values, text", BAD_VALUES)
+def test_checking_names_the_first_bad_entry(kernel, device, values, text):
+    x, w = torch.randn(1, 12, 8, device=device), torch.randn(8, 4, device=device)
+    packing = {k: torch.tensor(v, dtype=i32, device=device) for k, v in values.items()}
+    kernel.causal_conv1d(x, w, **packing)  # unchecked: any values, but no fault
+    with kernel.checking(), pytest.raises(ValueError, match=text):
+        kernel.causal_conv1d(x, w, **packing)
+
+
+def test_checking_slots_and_counts(kernel, device):
+    call = good_update(device)
+    with kernel.checking():
+        with pytest.raises(ValueError, match=r"conv_state_indices\[1\] = conv_state_indices\[0\]"):
+            kernel.causal_conv1d_update(
+                **call, conv_state_indices=torch.tensor([1, 1], device=device)
+            )
+        with pytest.raises(ValueError, match=r"\[0, 1\], got num_accepted_tokens\[1\] = 2"):
+            kernel.causal_conv1d_update(
+                **call, num_accepted_tokens=torch.tensor([1, 2], device=device)
+            )
+        kernel.causal_conv1d_update(**call, conv_state_indices=torch.tensor([1, 0], device=device))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_garbage_metadata_never_leaves_the_buffers(kernel, device, seed):
+    """Random offsets, ids and slots: guards around every written buffer stay as they were, and
+    the context survives."""
+    g = torch.Generator().manual_seed(seed)
+
+    def junk(*shape):
+        return torch.randint(-50, 50, shape, generator=g).to(device, i32)
+
+    x, w = torch.randn(1, 20, 16, device=device), torch.randn(16, 4, device=device)
+    guard = torch.full((22, 16), 7.0, device=device)
+    out = guard[1:21].unsqueeze(0)
+    states = torch.full((7, 16, 4), 7.0, device=device)
+    pool = states[1:6]
+    kw = {"initial_state": pool, "final_state_out": pool, "state_indices": junk(5)}
+    kernel.causal_conv1d(x, w, cu_seqlens=junk(6), out=out, **kw)
+    kernel.causal_conv1d(x, w, seq_idx=junk(1, 20), out=out)
+    kernel.causal_conv1d_update(
+        x[0], pool, w, cu_seqlens=junk(6), conv_state_indices=junk(5),
+        num_accepted_tokens=junk(5), out=out[0],
+    )  # fmt: skip
+    kernel.causal_conv1d_update(x[0, :5], pool, w, cache_seqlens=junk(5))
+    assert (guard[[0, -1]] == 7).all() and (states[[0, -1]] == 7).all()

@@ -1,0 +1,73 @@
+"""Hub layers: the two functions that transformers looks up, under its own signatures.
+
+Inside a layer `self` is the model's function object, so nothing may be stored there. Packing
+keywords that would be silently ignored elsewhere are honoured; any other keyword is refused.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from . import checking, ops
+
+# Lengths that attention needs and a convolution does not.
+_IGNORED = {"cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids"}
+
+
+def _packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
+    """(cu_seqlens, seq_idx) of a call. When both are given the offsets win, since collators derive
+    the one from the other; checking mode compares them."""
+    given = {k: v for k, v in kwargs.items() if v is not None and k not in _IGNORED}
+    seq_idx = given.pop("seq_idx", None)
+    names = [n for n in ("cu_seqlens", "cu_seq_lens_q") if n in given]
+    cu_seqlens = given.pop(names[0]) if names else None
+    for name in names[1:]:
+        other = given.pop(name)
+        if other is not cu_seqlens:
+            raise ValueError(f"{names[0]} and {name} must be the same tensor, got two")
+    if given:
+        raise TypeError(f"unknown keyword {next(iter(given))!r}: it would be ignored")
+    if cu_seqlens is None or seq_idx is None:
+        return cu_seqlens, seq_idx
+    if checking.enabled():
+        checking.same_packing(cu_seqlens, seq_idx)
+    return cu_seqlens, None
+
+
+class causal_conv1d_fn(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **kwargs,
+    ) -> Tensor:
+        cu_seqlens, seq_idx = _packing(kwargs)
+        y = ops.causal_conv1d(
+            hidden_states.transpose(1, 2),
+            weight,
+            bias,
+            activation=activation,
+            cu_seqlens=cu_seqlens,
+            seq_idx=seq_idx,
+        )
+        return y.transpose(1, 2)
+
+
+class causal_conv1d_update(nn.Module):
+    can_torch_compile = True
+    has_backward = False
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Tensor:
+        return ops.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
