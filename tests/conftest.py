@@ -7,22 +7,34 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernels import get_local_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 
 
-def variant_dir(backend: str) -> Path | None:
-    """The built variant of a backend, whatever its CUDA version."""
-    kind = "cpu" if backend == "cpu" else "cu*"
-    found = sorted(BUILD.glob(f"torch-stable-abi*-{kind}-*"))
-    return found[-1] if found else None
+# Tests that compare threads set their own number; the others share the cores between workers.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 
-def load(path: Path):
-    from kernels import get_local_kernel
+def newest_build(backend: str) -> Path | None:
+    """The variant of a backend that was built last, whatever its CUDA version."""
+    kind = "cpu" if backend == "cpu" else "cu[0-9]*"
+    found = BUILD.glob(f"torch-stable-abi*-{kind}-*")
+    return max(found, key=lambda variant: variant.stat().st_mtime, default=None)
 
-    return get_local_kernel(path)
+
+@pytest.fixture(scope="session")
+def cpu_build() -> Path:
+    """The directory of the built CPU variant."""
+    return newest_build("cpu") or pytest.fail("no CPU build: run `python tools/build.py cpu`")
+
+
+@pytest.fixture(scope="session")
+def cuda_build() -> Path:
+    """The directory of the built CUDA variant."""
+    return newest_build("cuda") or pytest.skip("no CUDA build: run `python tools/build.py cuda`")
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +46,10 @@ def device() -> torch.device:
 def kernel(device):
     """The loaded hub module: SHORT_CONV_KERNEL, or the variant built for the device in use."""
     named = os.environ.get("SHORT_CONV_KERNEL")
-    path = Path(named) if named else variant_dir(device.type)
+    path = Path(named) if named else newest_build(device.type)
     if path is None or not path.exists():
-        backend = "cuda" if device.type == "cuda" else "cpu"
-        pytest.fail(f"no built variant for {device}: run `python tools/build.py {backend}`")
-    return load(path)
+        pytest.fail(f"no build for {device.type}: run `python tools/build.py {device.type}`")
+    return get_local_kernel(path, backend="cpu" if device.type == "cpu" else None)
 
 
 @pytest.fixture(scope="session")
@@ -65,3 +76,18 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(20)
+
+
+@pytest.fixture
+def nan_empty(monkeypatch):
+    """Uninitialised tensors hold NaN, so that an output left unwritten shows."""
+
+    def filled(make):
+        def make_filled(*args, **kwargs):
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return make_filled
+
+    for owner, name in [(torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")]:
+        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))

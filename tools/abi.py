@@ -29,8 +29,8 @@ def stable_shims(torch: Path, target: str) -> set[str]:
     """The functions that torch's C headers declare for a build that targets `target`."""
     source = "".join(f"#include <{header}>\n" for header in C_HEADERS)
     declared = subprocess.run(
-        ["c++", "-E", "-P", "-x", "c++", "-std=c++17", "-", f"-I{torch / 'include'}"]
-        + [f"-DTORCH_TARGET_VERSION={target}", "-DUSE_CUDA=1"],
+        ["c++", "-E", "-P", "-x", "c++", "-std=c++17", f"-I{torch / 'include'}"]
+        + [f"-DTORCH_TARGET_VERSION={target}", "-DUSE_CUDA=1", "-"],
         input=source,
         capture_output=True,
         text=True,

@@ -99,9 +99,7 @@ def compile_variant(proj: project.Project, backend: str, jobs: int, progress: Pr
         run(command + (cuda if nvcc else []), progress=progress)
     run(["ninja", "-C", tree, f"-j{jobs}"], progress=progress)
     library = tree / f"{proj.ops(backend)}.abi3.so"
-    shims = abi.stable_shims(
-        toolchain.torch_dir(), target_version(*proj.stable_abi(backend))
-    )
+    shims = abi.stable_shims(toolchain.torch_dir(), target_version(*proj.stable_abi(backend)))
     if found := abi.violations(library, shims):
         raise Failed("\n".join([f"{library.name} would not load everywhere:", *found]))
     return library

@@ -45,9 +45,7 @@ def assemble(project: Project, backend: str, variant: str, library: Path) -> Pat
     shutil.rmtree(staged, ignore_errors=True)
     ignore = shutil.ignore_patterns("__pycache__", "_ops.py")
     shutil.copytree(project.package, staged, ignore=ignore)
-    subprocess.run(
-        ["strip", "--strip-unneeded", "-o", staged / library.name, library], check=True
-    )
+    subprocess.run(["strip", "--strip-unneeded", "-o", staged / library.name, library], check=True)
     ops = project.ops(backend)
     (staged / "_ops.py").write_text(OPS.format(ops=ops))
     compat = staged / project.python_name
