@@ -44,7 +44,7 @@ def configuration(proj: project.Project, backend: str, jobs: int, nvcc: Path | N
         values["CUDA_SOURCES"] = ";".join(proj.sources(backend, ".cu"))
         values["CUDA_INCLUDE"] = toolkit / "include"
         values["JOBS"] = jobs
-        values["CUDART"] = toolchain.static_cudart(toolkit, tree)
+        values["CUDART"] = toolchain.portable_cudart(toolkit, tree)
     lines = [f'set({name} "{value}")' for name, value in values.items()]
     for source, flags in proj.options(backend).items():
         if flags:
@@ -58,28 +58,26 @@ def target_version(major: int, minor: int) -> str:
     return f"0x{major << 56 | minor << 48:016x}"
 
 
-def run(command: list, log: list[str] | None = None, progress: Progress | None = None) -> None:
+def run(command: list, progress: Progress, **environment: str) -> None:
     """Runs a command, shows ninja's steps as they finish, and keeps its output for a failure."""
-    log = [] if log is None else log
-    task = progress.add_task(str(command[0]), total=None) if progress else None
     # cmake and ninja of this interpreter's environment come before the system's.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "NINJA_STATUS": "[%f/%t] "}
+    log = []
+    task = progress.add_task(str(command[0]), total=None)
     with subprocess.Popen(
         [str(part) for part in command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment,
+        env={**os.environ, "PATH": path, "NINJA_STATUS": "[%f/%t] ", **environment},
     ) as process:
         for line in process.stdout:
             log.append(line)
-            if progress and (step := STEP.match(line)):
+            if step := STEP.match(line):
                 done, total = map(int, step.groups())
                 name = Path(line.split()[-1]).name.removesuffix(".o")
                 progress.update(task, completed=done, total=total, description=name)
-    if progress:
-        progress.remove_task(task)
+    progress.remove_task(task)
     if process.returncode:
         raise Failed("".join(log))
 
@@ -94,10 +92,14 @@ def compile_variant(proj: project.Project, backend: str, jobs: int, progress: Pr
     if not (config.exists() and config.read_text() == text and (tree / "build.ninja").exists()):
         config.write_text(text)
         command = ["cmake", "-G", "Ninja", "-S", proj.root, "-B", tree, f"-DCONFIG={config}"]
-        # The compiler is asked for nothing more: CMake's test would link a program with it.
-        cuda = [f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_COMPILER_FORCED=ON"]
-        run(command + (cuda if nvcc else []), progress=progress)
-    run(["ninja", "-C", tree, f"-j{jobs}"], progress=progress)
+        environment = {}
+        if nvcc:
+            # CMake links a program to learn about nvcc, which from pip does not find its libraries.
+            command += [f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_COMPILER_FORCED=ON"]
+            cudart = toolchain.find_cudart(toolchain.toolkit_dir(nvcc))
+            environment["LIBRARY_PATH"] = str(cudart.parent)
+        run(command, progress, **environment)
+    run(["ninja", "-C", tree, f"-j{jobs}"], progress)
     library = tree / f"{proj.ops(backend)}.abi3.so"
     shims = abi.stable_shims(toolchain.torch_dir(), target_version(*proj.stable_abi(backend)))
     if found := abi.violations(library, shims):

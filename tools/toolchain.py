@@ -69,16 +69,21 @@ def old_glibc_header(folder: Path) -> Path:
     return written(folder / "old_glibc.h", "\n".join(lines) + "\n")
 
 
-def static_cudart(toolkit: Path, folder: Path) -> Path:
-    """The same for the CUDA runtime: a copy of libcudart_static.a that asks for old symbols."""
-    places = ("lib*", "targets/*/lib")
-    found = [file for place in places for file in toolkit.glob(f"{place}/libcudart_static.a")]
-    if not found:
-        raise Missing(f"libcudart_static.a is not under {toolkit}: pip install '.[cuda-build]'")
+def find_cudart(toolkit: Path) -> Path:
+    """The static CUDA runtime."""
+    for place in ("lib*", "targets/*/lib"):
+        for file in toolkit.glob(f"{place}/libcudart_static.a"):
+            return file
+    raise Missing(f"libcudart_static.a is not under {toolkit}: pip install '.[cuda-build]'")
+
+
+def portable_cudart(toolkit: Path, folder: Path) -> Path:
+    """A copy of the static CUDA runtime that asks for old symbols too."""
     table = "".join(f"{name} {name}@{version}\n" for name, version in old_versions().items())
     symbols, copy = written(folder / "old_glibc.syms", table), folder / "libcudart_static.a"
     if not copy.exists() or copy.stat().st_mtime < symbols.stat().st_mtime:
-        subprocess.run(["objcopy", f"--redefine-syms={symbols}", found[0], copy], check=True)
+        command = ["objcopy", f"--redefine-syms={symbols}", find_cudart(toolkit), copy]
+        subprocess.run(command, check=True)
     return copy
 
 
