@@ -29,9 +29,14 @@ def _packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
         raise TypeError(f"unknown keyword {next(iter(given))!r}: it would be ignored")
     if cu_seqlens is None or seq_idx is None:
         return cu_seqlens, seq_idx
+    compare_packing(cu_seqlens, seq_idx)
+    return cu_seqlens, None
+
+
+def compare_packing(cu_seqlens: Tensor, seq_idx: Tensor) -> None:
+    """In checking mode, raises ValueError when the two describe different sequences."""
     if checking.enabled():
         checking.same_packing(cu_seqlens, seq_idx)
-    return cu_seqlens, None
 
 
 class causal_conv1d_fn(nn.Module):

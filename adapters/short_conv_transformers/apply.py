@@ -1,0 +1,135 @@
+"""patch and unpatch: plan every block, raise before touching any, then bind instance by instance."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from .binding import Binding, Declined, forward, is_ours
+from .families import BY_BLOCK, FAMILIES
+from .loader import load_kernel
+from .report import ATTRIBUTE, ModelReport, report
+from .spec import Family
+
+logger = logging.getLogger("short_conv_transformers")
+# accelerate's hooks keep the forward that they wrap here.
+HOOKED, PLAIN = "_old_forward", "forward"
+
+
+@dataclass(frozen=True)
+class Handle:
+    """A patched model; leaving its `with` block restores the model."""
+
+    model: nn.Module
+
+    def report(self) -> ModelReport:
+        return report(self.model)
+
+    def unpatch(self) -> None:
+        unpatch(self.model)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc) -> None:
+        unpatch(self.model)
+
+
+def patch(
+    model: nn.Module, kernel: types.ModuleType | Path | str | None = None, strict: bool = False
+) -> Handle:
+    """Runs the short convolutions of a loaded transformers model on the kernels.
+
+    Each known block of this one model is bound; other models, also of the same family, are not
+    touched. Patching twice changes nothing.
+
+    Args:
+        model: any module that contains blocks of a known family.
+        kernel: see `load_kernel`.
+        strict: raise for a block that cannot be bound, and at any call that would not run the
+            kernel.
+
+    Returns:
+        A handle, which is also a context manager that restores the model.
+
+    Raises:
+        ValueError: no block of a known family, or (strict) a block that cannot be bound.
+        RuntimeError: no kernel found.
+    """
+    blocks = [
+        (name, module, family)
+        for name, module in model.named_modules()
+        if (family := BY_BLOCK.get((type(module).__module__, type(module).__name__)))
+    ]
+    if not blocks:
+        known = ", ".join(sorted(f.name for f in FAMILIES))
+        raise ValueError(
+            f"model must contain a block of a known family ({known}), got {type(model).__name__}"
+        )
+    plan = [(name, m, f, why_not(m, f)) for name, m, f in blocks if not is_patched(m)]
+    refused = [f"{name}: {reason}" for name, _, _, reason in plan if reason]
+    if strict and refused:
+        raise ValueError("strict: cannot bind\n  " + "\n  ".join(refused))
+    module_kernel = load_kernel(kernel)
+    for _, module, family, reason in plan:
+        if reason:
+            module.__dict__[ATTRIBUTE] = Declined(family, reason)
+        else:
+            bind(module, Binding(family, module_kernel, type(module).forward, strict))
+    bound = sum(is_patched(m) for _, m, _ in blocks)
+    logger.info("%d/%d short-conv layers run %s", bound, len(blocks), module_kernel.__name__)
+    for line in refused:
+        logger.warning("short-conv declined %s", line)
+    return Handle(model)
+
+
+def unpatch(model: nn.Module) -> None:
+    """Restores what patch replaced, exactly. A forward that somebody replaced afterwards is left."""
+    for module in model.modules():
+        if ATTRIBUTE not in module.__dict__:
+            continue
+        for attribute in (PLAIN, HOOKED):
+            if not is_ours(module.__dict__.get(attribute)):
+                continue
+            if attribute == HOOKED:
+                module.__dict__[HOOKED] = types.MethodType(type(module).forward, module)
+            else:
+                del module.__dict__[PLAIN]
+        del module.__dict__[ATTRIBUTE]
+
+
+def is_patched(module: nn.Module) -> bool:
+    return isinstance(module.__dict__.get(ATTRIBUTE), Binding)
+
+
+def bind(module: nn.Module, binding: Binding) -> None:
+    module.__dict__[ATTRIBUTE] = binding
+    attribute = HOOKED if HOOKED in module.__dict__ else PLAIN
+    module.__dict__[attribute] = types.MethodType(forward, module)
+
+
+def why_not(module: nn.Module, family: Family) -> str | None:
+    """Why a block of a known family cannot be bound, or None."""
+    original = type(module).forward
+    raw = inspect.unwrap(original)
+    parameters = tuple(inspect.signature(raw).parameters)
+    if raw.__qualname__ != f"{family.block}.forward" or parameters != family.parameters:
+        return f"forward is {raw.__qualname__}{parameters}, not the one of this transformers"
+    missing = {family.fn, family.update, "update_conv_state"} - set(raw.__code__.co_names)
+    if missing:
+        return f"forward does not call {sorted(missing)}"
+    replaced = module.__dict__.get(PLAIN)
+    if replaced is not None and HOOKED not in module.__dict__:
+        return f"forward was already replaced by {getattr(replaced, '__qualname__', replaced)}"
+    conv = getattr(module, family.conv)
+    if not isinstance(conv, nn.Conv1d):
+        return f"{family.conv} is wrapped as {type(conv).__qualname__}, whose call would be skipped"
+    W = conv.kernel_size[0]
+    if conv.groups != conv.in_channels or conv.dilation != (1,) or not 1 <= W <= 8:
+        return f"{family.conv} is not a depthwise convolution of width 1 to 8: {conv}"
+    return None
