@@ -5,7 +5,9 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install -qq --disable-pip-version-check
 NVCC = command -v nvcc >/dev/null || test -x "$${CUDA_HOME:-/nowhere}/bin/nvcc"
 
-.PHONY: demo test lint bench bench-cpu clean
+CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
+
+.PHONY: demo test lint format bench bench-cpu clean
 
 demo: .venv/.demo
 	$(BIN)/python tools/build.py cpu
@@ -19,6 +21,11 @@ test: .venv/.test .venv/.nvcc
 
 lint: .venv/.test
 	$(BIN)/pre-commit run --all-files
+
+format: .venv/.test
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: .venv/.bench
 	$(BIN)/python tools/build.py all
