@@ -1,7 +1,9 @@
 """Hub layers: the two functions that transformers looks up, under its own signatures.
 
-Inside a layer `self` is the model's function object, so nothing may be stored there. Packing
-keywords that would be silently ignored elsewhere are honoured; any other keyword is refused.
+Inside a layer `self` is the model's function object, so nothing may be stored there. Models pass
+all of their keywords on. The packing ones, silently ignored elsewhere, are honoured; a tensor under
+an unknown name is refused, since it may be a boundary too; options such as use_cache do not concern
+a convolution.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _IGNORED = {"cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids"}
 def _packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
     """(cu_seqlens, seq_idx) of a call. When both are given the offsets win, since collators derive
     the one from the other; checking mode compares them."""
-    given = {k: v for k, v in kwargs.items() if v is not None and k not in _IGNORED}
+    given = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k not in _IGNORED}
     seq_idx = given.pop("seq_idx", None)
     names = [n for n in ("cu_seqlens", "cu_seq_lens_q") if n in given]
     cu_seqlens = given.pop(names[0]) if names else None
@@ -26,7 +28,8 @@ def _packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
         if other is not cu_seqlens:
             raise ValueError(f"{names[0]} and {name} must be the same tensor, got two")
     if given:
-        raise TypeError(f"unknown keyword {next(iter(given))!r}: it would be ignored")
+        name = next(iter(given))
+        raise TypeError(f"{name} must be a known packing keyword, got a tensor under {name!r}")
     if cu_seqlens is None or seq_idx is None:
         return cu_seqlens, seq_idx
     compare_packing(cu_seqlens, seq_idx)
