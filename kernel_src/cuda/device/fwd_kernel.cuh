@@ -21,24 +21,37 @@ struct FwdGrid {
 
 enum class Packing { kDense, kPacked };
 
-// Rows of a tile from registers to y. kMasked: some row restarts the window, is padding, or
-// belongs to a head item; the unmasked tile spends no instruction on that.
-template <typename Io, int kWidth, bool kExact, int kTokens, bool kMasked, bool kSilu>
+// Rows of a whole tile from registers to y.
+template <bool kSilu, typename Io, int kWidth, bool kExact, int kTokens>
 __device__ void fwd_rows(const Taps<Io, kWidth, kExact>& taps, Window<Io, kWidth>& window,
-                         const typename Io::Raw (&raw)[kTokens], const TileMask& mask,
-                         typename Io::x_t* y, int64_t stride) {
+                         const typename Io::Raw (&raw)[kTokens], typename Io::x_t* y,
+                         int64_t stride) {
 #pragma unroll
   for (int j = 0; j < kTokens; ++j, y += stride) {
-    if (kMasked && j >= mask.rows) return;
-    if (kMasked && (mask.starts >> j & 1)) window.clear();
     typename Io::Unit in[Io::kUnits], out[Io::kUnits];
     Io::unpack(raw[j], in);
-    window.template step<kSilu>(taps, in, out);
-    if (kMasked && (mask.zeros >> j & 1)) {
+    window.step(taps, in, kSilu, out);
+    Io::store(y, out);
+  }
+}
+
+// The same where some row is outside T, restarts the window, is padding, or a head item's.
+template <typename Io, int kWidth, bool kExact, int kTokens>
+__device__ void fwd_masked_rows(const Taps<Io, kWidth, kExact>& taps, Window<Io, kWidth>& window,
+                                const typename Io::Raw (&raw)[kTokens], const TileMask& mask,
+                                bool silu, typename Io::x_t* y, int64_t stride) {
+#pragma unroll
+  for (int j = 0; j < kTokens; ++j, y += stride) {
+    if (j >= mask.rows) return;
+    if (mask.starts >> j & 1) window.clear();
+    typename Io::Unit in[Io::kUnits], out[Io::kUnits];
+    Io::unpack(raw[j], in);
+    window.step(taps, in, silu, out);
+    if (mask.zeros >> j & 1) {
 #pragma unroll
       for (int i = 0; i < Io::kLanes; ++i) lane(out, i) = 0.0f;
     }
-    if (!kMasked || !(mask.heads >> j & 1)) Io::store(y, out);
+    if (!(mask.heads >> j & 1)) Io::store(y, out);
   }
 }
 
@@ -81,16 +94,11 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
 
   x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + t0 * p.y.stride_t + c * p.y.stride_d;
   if (rows < kTokens || (mask.starts | mask.zeros | mask.heads)) {
-    if (p.silu) {
-      fwd_rows<Io, kWidth, kExact, kTokens, true, true>(taps, window, raw, mask, y, p.y.stride_t);
-    } else {
-      fwd_rows<Io, kWidth, kExact, kTokens, true, false>(taps, window, raw, mask, y,
-                                                         p.y.stride_t);
-    }
+    fwd_masked_rows(taps, window, raw, mask, p.silu, y, p.y.stride_t);
   } else if (p.silu) {
-    fwd_rows<Io, kWidth, kExact, kTokens, false, true>(taps, window, raw, mask, y, p.y.stride_t);
+    fwd_rows<true>(taps, window, raw, y, p.y.stride_t);
   } else {
-    fwd_rows<Io, kWidth, kExact, kTokens, false, false>(taps, window, raw, mask, y, p.y.stride_t);
+    fwd_rows<false>(taps, window, raw, y, p.y.stride_t);
   }
 }
 
@@ -143,11 +151,7 @@ __device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
       if (p.seq_idx.ptr && seq_idx.id(t) != seq_idx.id(first.start)) continue;
       typename Io::Unit in[Io::kUnits], out[Io::kUnits];
       Io::unpack(Io::load(x + t * p.x.stride_t), in);
-      if (p.silu) {
-        window.template step<true>(taps, in, out);
-      } else {
-        window.template step<false>(taps, in, out);
-      }
+      window.step(taps, in, p.silu, out);
       Io::store(y + t * p.y.stride_t, out);
     }
   }
@@ -173,8 +177,12 @@ __device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
   }
 }
 
+// Blocks that registers must leave room for on a multiprocessor of 65536: without the figure ptxas
+// squeezes W = 3 into 56 registers and spills.
+constexpr int kMinBlocks = 8;
+
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kMinBlocks)
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
   const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
   const int64_t c =

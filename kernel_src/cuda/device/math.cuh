@@ -69,9 +69,9 @@ struct Window {
   }
 
   // Takes the next input in and gives its output.
-  template <bool kSilu, bool kExact>
+  template <bool kExact>
   __device__ void step(const Taps<Io, kWidth, kExact>& taps, const Unit (&x)[Io::kUnits],
-                       Unit (&y)[Io::kUnits]) {
+                       bool activate, Unit (&y)[Io::kUnits]) {
 #pragma unroll
     for (int i = 0; i < Io::kUnits; ++i) {
       Unit acc = taps.bias[i];
@@ -79,7 +79,7 @@ struct Window {
       for (int k = 0; k < kWidth; ++k)
         if (kExact || k >= taps.first)
           acc = fma_unit(taps.w[k][i], k < kWidth - 1 ? row[k][i] : x[i], acc);
-      y[i] = kSilu ? silu<typename Io::x_t>(acc) : acc;
+      y[i] = activate ? silu<typename Io::x_t>(acc) : acc;
 #pragma unroll
       for (int k = 0; k < kWidth - 2; ++k) row[k][i] = row[k + 1][i];
       row[kWidth - 2][i] = x[i];

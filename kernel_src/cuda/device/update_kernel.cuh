@@ -48,11 +48,7 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
   for (int64_t t = 0; t < T; ++t) {
     float in[1], out[1];
     Io::unpack(Io::load(x + t * p.x.stride_t), in);
-    if (p.silu) {
-      window.template step<true>(taps, in, out);
-    } else {
-      window.template step<false>(taps, in, out);
-    }
+    window.step(taps, in, p.silu, out);
     Io::store(y + t * p.y.stride_t, out);
     if (p.circular.ptr) write(wrap(position + t, L), in[0]);
   }
@@ -188,11 +184,7 @@ __global__ void __launch_bounds__(kThreads)
     row(i, kLen - 1) = from_float<s_t>(lane(in, i));
   }
   row.store(state);
-  if (p.silu) {
-    window.template step<true>(taps, in, out);
-  } else {
-    window.template step<false>(taps, in, out);
-  }
+  window.step(taps, in, p.silu, out);
   Io::store(y, out);
 }
 

@@ -17,9 +17,10 @@ constexpr int kFwdLanes = 2;
 constexpr int kFwdThreads = 64;
 constexpr int kFwdTokens = 16;
 // While all tiles fit the chip at once, shorter ones end sooner: 2.90 against 3.06 us at
-// [1, 64, 8192], and no gain from [1, 512, 8192] on.
+// [1, 64, 8192], and no gain from [1, 512, 8192] on. For the common width only.
 constexpr int kFwdTokensShort = 4;
-constexpr int64_t kFwdShortElements = 1 << 20;
+constexpr int kFwdShortWidth = 4;
+inline bool fwd_short(const FwdParams& p) { return p.B * p.T * p.D < 1 << 20; }
 
 // Untuned.
 constexpr int kUpdateThreads = 128;

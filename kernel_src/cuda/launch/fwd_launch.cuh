@@ -7,7 +7,7 @@
 
 namespace short_conv::cuda {
 
-template <typename Io, int kWidth, bool kExact, int kTokens>
+template <typename Io, int kWidth, bool kExact, int kTokens, Packing kPacking>
 cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
   const int64_t tiles_per_row = p.y.ptr ? ceil_div(p.T, kTokens) : 0;
   const int64_t tiles = p.B * tiles_per_row;
@@ -15,18 +15,19 @@ cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
   if (tiles + heads > std::numeric_limits<uint32_t>::max()) return cudaErrorInvalidConfiguration;
   const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(tiles),
                      static_cast<uint32_t>(heads), !p.initial.ptr && !p.slots.ptr};
-  const bool dense = !p.cu_seqlens.ptr && !p.seq_idx.ptr;
-  return launch(dense ? fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, Packing::kDense>
-                      : fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, Packing::kPacked>,
+  return launch(fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, kPacking>,
                 ceil_div(p.D, kFwdThreads * Io::kLanes), tiles + heads, kFwdThreads, stream, grid,
                 p);
 }
 
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
-  return p.B * p.T * p.D < kFwdShortElements
-             ? launch_fwd_tiles<Io, kWidth, kExact, kFwdTokensShort>(p, stream)
-             : launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens>(p, stream);
+  if (p.cu_seqlens.ptr || p.seq_idx.ptr)
+    return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens, Packing::kPacked>(p, stream);
+  if constexpr (kWidth == kFwdShortWidth && kExact)
+    if (fwd_short(p))
+      return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokensShort, Packing::kDense>(p, stream);
+  return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens, Packing::kDense>(p, stream);
 }
 
 template <typename x_t>
