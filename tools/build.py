@@ -16,7 +16,7 @@ import project
 import toolchain
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 STEP = re.compile(r"\[(\d+)/(\d+)\] ")
 console = Console(stderr=True)
@@ -127,7 +127,7 @@ def main() -> int:
     proj = project.load(chosen_archs=tuple(args.archs))
     if args.archs and len(proj.archs("cuda")) != len(args.archs):
         parser.error(f"--archs must be in build.toml, got {' '.join(args.archs)}")
-    table = Table("variant", "size", "archs", "seconds")
+    table = Table(Column("variant", no_wrap=True), "size", "archs", "seconds")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     try:
         with Progress(*columns, console=console, transient=True) as progress:
