@@ -1,0 +1,164 @@
+"""What only a GPU shows: streams, graphs replayed with rewritten inputs, offsets past 2^31."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import assert_rounded, offsets, scale_of
+
+pytestmark = pytest.mark.gpu
+
+
+def test_bf16_forward_is_the_rounded_reference_at_model_size(kernel, reference, device):
+    x = torch.randn(1, 300, 8192, device=device).bfloat16()
+    w = torch.randn(8192, 4, device=device).bfloat16()
+    y = kernel.causal_conv1d(x, w, activation="silu")
+    exact, _ = reference.fwd(x, w, silu=True)
+    assert_rounded(y, exact, scale_of(x, w, None))
+
+
+def test_current_stream_and_lifetime(kernel, device):
+    """Work goes to the caller's stream: it waits for that stream's writer, poison comes after."""
+    stream = torch.cuda.Stream()
+    w = torch.randn(8192, 4, device=device)
+    clean = torch.randn(1, 2048, 8192, device=device)
+    expected = kernel.causal_conv1d(clean, w)
+    torch.cuda.synchronize()
+    for _ in range(5):
+        with torch.cuda.stream(stream):
+            x = torch.full_like(clean, float("nan"))
+            torch.cuda._sleep(2_000_000)
+            x.copy_(clean)
+            y = kernel.causal_conv1d(x, w)
+            x.fill_(float("nan"))
+        stream.synchronize()
+        assert torch.equal(y, expected)
+
+
+def capture(run):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            result = run()
+    torch.cuda.synchronize()
+    return graph, result
+
+
+def test_graph_replay_with_rewritten_offsets(kernel, device):
+    x, w = torch.randn(1, 40, 256, device=device), torch.randn(256, 4, device=device)
+    cu = offsets([10, 30, 0], device)
+    initial = torch.randn(3, 256, 4, device=device)
+    graph, (y, final) = capture(
+        lambda: kernel.causal_conv1d(
+            x, w, cu_seqlens=cu, initial_state=initial, return_final_state=True
+        )
+    )
+    for lengths in ([10, 30, 0], [1, 2, 37], [0, 0, 40], [5, 5, 5]):
+        cu.copy_(offsets(lengths, device))
+        x.normal_()
+        y.fill_(float("nan"))
+        graph.replay()
+        again, states = kernel.causal_conv1d(
+            x, w, cu_seqlens=cu, initial_state=initial, return_final_state=True
+        )
+        assert torch.equal(y, again) and torch.equal(final, states)
+
+
+def test_graph_replay_of_decode_with_rewritten_slots(kernel, device):
+    x, w = torch.randn(4, 256, device=device), torch.randn(256, 4, device=device)
+    pool = torch.randn(9, 256, 4, device=device)
+    slots = torch.tensor([0, 1, 2, 3], dtype=torch.int32, device=device)
+    start = pool.clone()
+    graph, y = capture(
+        lambda: kernel.causal_conv1d_update(x, pool, w, activation="silu", conv_state_indices=slots)
+    )
+    pool.copy_(start)
+    twin = start.clone()
+    for chosen in ([0, 1, 2, 3], [8, -1, 0, 5], [-1, -1, -1, -1], [3, 99, 7, 1]):
+        slots.copy_(torch.tensor(chosen, device=device))
+        x.normal_()
+        graph.replay()
+        expected = kernel.causal_conv1d_update(
+            x, twin, w, activation="silu", conv_state_indices=slots
+        )
+        assert torch.equal(y, expected) and torch.equal(pool, twin)
+
+
+@pytest.mark.parametrize("pitch, T", [(36864, 58300), (36864, 120000)])
+def test_row_pitch_times_token_past_31_and_32_bits(kernel, device, pitch, T):
+    """R52: a narrow slice of a wide projection; the last rows equal a small copy of the tail."""
+    D = 64
+    base = torch.empty(T, pitch, dtype=torch.bfloat16, device=device)
+    assert base.numel() > (2**31 if T < 60000 else 2**32)
+    x = base[:, :D].unsqueeze(0)
+    x.normal_()
+    w = torch.randn(D, 4, device=device)
+    y, final = kernel.causal_conv1d(x, w, activation="silu", return_final_state=True, out=(
+        torch.empty_like(base)[:, :D].unsqueeze(0)
+    ))  # fmt: skip
+    tail = x[:, -50:].clone()
+    short = kernel.causal_conv1d(tail, w, activation="silu")
+    assert torch.equal(y[:, -40:], short[:, -40:])
+    assert torch.equal(final[0], x[0, -4:].t())
+
+
+def test_contiguous_past_32_bits(kernel, device):
+    """2^32 + elements, dense, by comparison with its own tail."""
+    T, D = 2**19 + 37, 8192
+    x = torch.empty(1, T, D, dtype=torch.bfloat16, device=device).normal_()
+    w = torch.randn(D, 4, device=device)
+    y = kernel.causal_conv1d(x, w, activation="silu")
+    tail = kernel.causal_conv1d(x[:, -100:], w, activation="silu")
+    assert torch.equal(y[:, -90:], tail[:, -90:])
+
+
+def test_channel_first_past_31_bits(kernel, device):
+    T, D = 2**20 + 5, 2050
+    x = torch.empty(1, D, T, dtype=torch.bfloat16, device=device).normal_().transpose(1, 2)
+    w = torch.randn(D, 4, device=device)
+    y = kernel.causal_conv1d(x, w)
+    tail = kernel.causal_conv1d(x[:, -60:], w)
+    assert y.stride() == x.stride() and torch.equal(y[:, -50:], tail[:, -50:])
+
+
+def test_state_pool_past_31_bits(kernel, device):
+    D, S = 8192, 2**16 + 9
+    pool = torch.empty(S, D, 4, dtype=torch.bfloat16, device=device).normal_()
+    assert pool.numel() > 2**31
+    slots = torch.tensor([S - 1, 0, S - 7], dtype=torch.int32, device=device)
+    x, w = torch.randn(3, D, device=device).bfloat16(), torch.randn(D, 4, device=device)
+    small = pool[slots.long()].clone()
+    y = kernel.causal_conv1d_update(x, pool, w, conv_state_indices=slots)
+    assert torch.equal(y, kernel.causal_conv1d_update(x, small, w))
+    assert torch.equal(pool[slots.long()], small)
+
+
+def test_more_sequences_than_a_grid_dimension(kernel, device):
+    """Past 65535 sequences, in prefill heads and in decode rows."""
+    N, D = 70_001, 16
+    x = torch.randn(1, N, D, device=device)
+    w = torch.randn(D, 4, device=device)
+    state = torch.randn(N, D, 4, device=device)
+    twin = state.clone()
+    y = kernel.causal_conv1d(
+        x, w, cu_seqlens=torch.arange(N + 1, device=device), initial_state=state,
+        final_state_out=state,
+    )  # fmt: skip
+    z = kernel.causal_conv1d_update(x[0], twin, w)
+    assert torch.equal(y[0], z) and torch.equal(state, twin)
+
+
+def test_ten_thousand_runs_agree_bitwise(kernel, device):
+    x = torch.randn(2, 200, 512, device=device).bfloat16()
+    w = torch.randn(512, 4, device=device).bfloat16()
+    state = torch.randn(2, 512, 4, device=device).bfloat16()
+    expected = kernel.causal_conv1d(x, w, activation="silu", initial_state=state)
+    out = torch.empty_like(x)
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    for _ in range(10_000):
+        kernel.causal_conv1d(x, w, activation="silu", initial_state=state, out=out)
+        wrong += (out != expected).any()
+    assert wrong.item() == 0
