@@ -287,10 +287,10 @@ def test_packed_fma_where_the_hardware_has_it(cuda_library, arch):
 
 
 def test_no_kernel_spills(cuda_library):
-    usage = re.findall(
-        r"Function (\w+):\s*REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)",
-        cuobjdump("-res-usage", cuda_library),
-    )
-    assert usage
-    spilled = {name for name, stack, local in usage if int(stack) or int(local)}
-    assert not spilled
+    spilled = []
+    for cubin in cuobjdump("-res-usage", cuda_library).split("\narch = ")[1:]:
+        arch = cubin.split(maxsplit=1)[0]
+        usage = re.findall(r"Function (\w+):\s*REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", cubin)
+        assert usage, f"no kernel for {arch}"
+        spilled += [f"{arch} {name}" for name, stack, local in usage if int(stack) + int(local)]
+    assert spilled == []
