@@ -99,8 +99,10 @@ def compile_variant(proj: project.Project, backend: str, jobs: int, progress: Pr
             cudart = toolchain.find_cudart(toolchain.toolkit_dir(nvcc))
             environment["LIBRARY_PATH"] = str(cudart.parent)
         run(command, progress, **environment)
-    run(["ninja", "-C", tree, f"-j{jobs}"], progress)
     library = tree / f"{proj.ops(backend)}.abi3.so"
+    for old in set(tree.glob("*.abi3.so")) - {library}:
+        old.unlink()
+    run(["ninja", "-C", tree, f"-j{jobs}"], progress)
     shims = abi.stable_shims(toolchain.torch_dir(), target_version(*proj.stable_abi(backend)))
     if found := abi.violations(library, shims):
         raise Failed("\n".join([f"{library.name} would not load everywhere:", *found]))
