@@ -27,7 +27,7 @@ const Level& choose() {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
     return avx512::level;
   if ((any || !std::strcmp(lowered, "avx2")) && __builtin_cpu_supports("avx2") &&
-      __builtin_cpu_supports("fma"))
+      __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     return avx2::level;
 #endif
   return baseline::level;

@@ -72,6 +72,11 @@ inline void store(Fp16* p, float v) {
 inline void store(Bf16* p, double v) { store(p, static_cast<float>(v)); }
 inline void store(Fp16* p, double v) { store(p, static_cast<float>(v)); }
 
+template <typename T>
+inline T* typed(T*, const void* ptr) {
+  return static_cast<T*>(const_cast<void*>(ptr));
+}
+
 // Calls f with a null pointer of the storage type.
 template <typename F>
 inline void with_type(DType dtype, F f) {
@@ -106,7 +111,7 @@ template <typename Acc>
 inline void load_any(Acc* to, const void* base, DType dtype, int64_t offset, int64_t stride,
                      int n) {
   with_type(dtype, [&](auto* tag) {
-    load_n(to, static_cast<decltype(tag)>(const_cast<void*>(base)) + offset, stride, n);
+    load_n(to, typed(tag, base) + offset, stride, n);
   });
 }
 
@@ -114,38 +119,71 @@ template <typename Acc>
 inline void store_any(void* base, DType dtype, int64_t offset, int64_t stride, const Acc* from,
                       int n) {
   with_type(dtype,
-            [&](auto* tag) { store_n(static_cast<decltype(tag)>(base) + offset, stride, from, n); });
+            [&](auto* tag) { store_n(typed(tag, base) + offset, stride, from, n); });
 }
 
 inline double fma_of(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float min_of(float a, float b) { return a < b ? a : b; }
+inline float max_of(float a, float b) { return a > b ? a : b; }
 
-inline double silu(double a) { return a / (1.0 + __builtin_exp(-a)); }
+#include "vector.h"
 
-// exp(-a) = 2^n exp(r), |r| <= ln(2)/2: ln(2) in two parts keeps r exact to an ulp, and the
-// degree-6 Chebyshev fit is off by half of one. Past the clamp n = 128 makes an infinity, as it
-// must for a = -inf to end as NaN like torch's.
-inline float silu(float a) {
-  constexpr float kLog2e = 1.44269504f, kLn2High = 0.693145752f, kLn2Low = 1.42860677e-6f;
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  float m = -a < 88.8f ? -a : 88.8f;
-  m = m > -87.0f ? m : -87.0f;
-  const float shifted = fma_of(m, kLog2e, kRound);
-  const float n = shifted - kRound;
-  const float r = fma_of(n, -kLn2Low, fma_of(n, -kLn2High, m));
-  float e = 0.0013941119f;
-  e = fma_of(e, r, 0.00837513432f);
-  e = fma_of(e, r, 0.0416663513f);
-  e = fma_of(e, r, 0.166664153f);
-  e = fma_of(e, r, 0.5f);
-  e = fma_of(e, r, 1.0f);
-  e = fma_of(e, r, 1.0f);
-  const uint32_t exponent = (as_bits(shifted) - as_bits(kRound) + 127) << 23;
-  return a / fma_of(e, as_float(exponent), 1.0f);
+template <typename V>
+inline V splat(float v) {
+  return V{} + v;
 }
 
-// One row: y = act(bias + sum_k w[k] x[k]), oldest tap first.
-template <typename Acc, int kWidth, bool kSilu>
+template <typename V>
+inline V clamp_exponent(V m) {
+  return max_of(min_of(m, splat<V>(88.8f)), splat<V>(-87.0f));
+}
+
+inline double silu_f32(double a) { return a / (1.0 + __builtin_exp(-a)); }
+inline double silu_16(double a) { return silu_f32(a); }
+
+// exp(-a) = 2^n exp(r), |r| <= ln(2)/2, for a float or a vector of them. For fp32 results ln(2) in
+// two parts keeps r exact to an ulp and the degree-6 Chebyshev fit is off by half of one. Past the
+// clamp n = 128 makes an infinity, as it must for a = -inf to end as NaN like torch's.
+constexpr float kLog2e = 1.44269504f, kRound = 12582912.0f;  // adding 1.5 * 2^23 rounds
+
+template <typename V>
+inline V silu_f32(V a) {
+  const V m = clamp_exponent(V(-a));
+  const V shifted = fma_of(m, splat<V>(kLog2e), splat<V>(kRound)), n = shifted - kRound;
+  const V r = fma_of(n, splat<V>(-1.42860677e-6f), fma_of(n, splat<V>(-0.693145752f), m));
+  V e = fma_of(splat<V>(0.0013941119f), r, splat<V>(0.00837513432f));
+  e = fma_of(e, r, splat<V>(0.0416663513f));
+  e = fma_of(e, r, splat<V>(0.166664153f));
+  e = fma_of(e, r, splat<V>(0.5f));
+  e = fma_of(e, r, splat<V>(1.0f));
+  e = fma_of(e, r, splat<V>(1.0f));
+  const auto exponent = (as_bits(shifted) - 0x4b400000u + 127) << 23;
+  return a / fma_of(e, as_float(exponent), splat<V>(1.0f));
+}
+
+// For 16-bit results: one-part ln(2) and degree 4, relative error below 5e-6 against an fp16 half
+// ulp of 2.4e-4.
+template <typename V>
+inline V silu_16(V a) {
+  const V m = clamp_exponent(V(-a));
+  const V shifted = fma_of(m, splat<V>(kLog2e), splat<V>(kRound)), n = shifted - kRound;
+  const V r = fma_of(n, splat<V>(-0.693147182f), m);
+  V e = fma_of(splat<V>(0.0418756865f), r, splat<V>(0.167921677f));
+  e = fma_of(e, r, splat<V>(0.499993712f));
+  e = fma_of(e, r, splat<V>(0.99996227f));
+  e = fma_of(e, r, splat<V>(1.0f));
+  const auto exponent = (as_bits(shifted) - 0x4b400000u + 127) << 23;
+  return a / fma_of(e, as_float(exponent), splat<V>(1.0f));
+}
+
+template <typename x_t, typename V>
+inline V silu(V a) {
+  return sizeof(x_t) == 2 ? silu_16(a) : silu_f32(a);
+}
+
+// One row: y = act(bias + sum_k w[k] x[k]), oldest tap first, for results that become x_t.
+template <typename Acc, typename x_t, int kWidth, bool kSilu>
 void convolve(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias, Acc* y, int n) {
   const Acc* rows[kWidth];
   for (int k = 0; k < kWidth; ++k) rows[k] = x[k];
@@ -153,24 +191,66 @@ void convolve(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias, Acc*
   for (int i = 0; i < n; ++i) {
     Acc acc = bias[i];
     for (int k = 0; k < kWidth; ++k) acc = fma_of(w[k][i], rows[k][i], acc);
-    y[i] = kSilu ? silu(acc) : acc;
+    y[i] = kSilu ? silu<x_t>(acc) : acc;
+  }
+}
+
+// kGroup rows at once, straight from x to y: taps are read once for all of them, each x row is
+// converted once, and the rows' chains overlap. x[0] is the oldest row of the first output.
+constexpr int kGroup = 4;
+
+template <typename x_t, int kWidth, bool kSilu>
+void convolve_group(const x_t* const* x, const float (*w)[kBlock], const float* bias, x_t* y,
+                    int64_t stride, int n) {
+  const x_t* rows[kWidth - 1 + kGroup];
+  for (int r = 0; r < kWidth - 1 + kGroup; ++r) rows[r] = x[r];
+  for (int i = 0; i < n; i += kLanes) {
+    VecF in[kWidth - 1 + kGroup], acc[kGroup];
+#pragma GCC unroll 16
+    for (int r = 0; r < kWidth - 1 + kGroup; ++r) in[r] = load_vec(rows[r] + i);
+#pragma GCC unroll 16
+    for (int j = 0; j < kGroup; ++j) acc[j] = load_vec(bias + i);
+#pragma GCC unroll 16
+    for (int k = 0; k < kWidth; ++k) {
+      const VecF tap = load_vec(w[k] + i);
+#pragma GCC unroll 16
+      for (int j = 0; j < kGroup; ++j) acc[j] = fma_of(tap, in[j + k], acc[j]);
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < kGroup; ++j)
+      store_vec(y + j * stride + i, kSilu ? silu<x_t>(acc[j]) : acc[j]);
   }
 }
 
 template <typename Acc>
 using Convolve = void (*)(const Acc* const*, const Acc (*)[kBlock], const Acc*, Acc*, int);
 
-template <typename Acc, bool kSilu>
+template <typename x_t>
+using ConvolveGroup = void (*)(const x_t* const*, const float (*)[kBlock], const float*, x_t*,
+                               int64_t, int);
+
+template <typename Acc, typename x_t, bool kSilu>
 Convolve<Acc> convolve_of(int32_t W) {
   static constexpr Convolve<Acc> table[kMaxWidth] = {
-      convolve<Acc, 1, kSilu>, convolve<Acc, 2, kSilu>, convolve<Acc, 3, kSilu>,
-      convolve<Acc, 4, kSilu>, convolve<Acc, 5, kSilu>, convolve<Acc, 6, kSilu>,
-      convolve<Acc, 7, kSilu>, convolve<Acc, 8, kSilu>};
+      convolve<Acc, x_t, 1, kSilu>, convolve<Acc, x_t, 2, kSilu>, convolve<Acc, x_t, 3, kSilu>,
+      convolve<Acc, x_t, 4, kSilu>, convolve<Acc, x_t, 5, kSilu>, convolve<Acc, x_t, 6, kSilu>,
+      convolve<Acc, x_t, 7, kSilu>, convolve<Acc, x_t, 8, kSilu>};
   return table[W - 1];
 }
 
+// The common widths; null for the others, whose rows go one at a time.
+template <typename x_t>
+ConvolveGroup<x_t> convolve_group_of(int32_t W, bool silu) {
+  switch (W) {
+    case 2: return silu ? convolve_group<x_t, 2, true> : convolve_group<x_t, 2, false>;
+    case 3: return silu ? convolve_group<x_t, 3, true> : convolve_group<x_t, 3, false>;
+    case 4: return silu ? convolve_group<x_t, 4, true> : convolve_group<x_t, 4, false>;
+    default: return nullptr;
+  }
+}
+
 // Taps, bias and the last W inputs of a block of channels.
-template <typename Acc>
+template <typename Acc, typename x_t>
 struct Block {
   alignas(64) Acc w[kMaxWidth][kBlock];
   alignas(64) Acc bias[kBlock];
@@ -182,13 +262,12 @@ struct Block {
   int newest;  // ring row of the newest input
 
   Block(const Weight& weight, const Bias& b, int32_t W, bool silu, int64_t c, int n)
-      : row(silu ? convolve_of<Acc, true>(W) : convolve_of<Acc, false>(W)),
+      : row(silu ? convolve_of<Acc, x_t, true>(W) : convolve_of<Acc, x_t, false>(W)),
         W(W),
         n(n),
         newest(0) {
     with_type(weight.dtype, [&](auto* tag) {
-      const auto* from = static_cast<decltype(tag)>(const_cast<void*>(weight.ptr)) +
-                         c * weight.stride_d;
+      const auto* from = typed(tag, weight.ptr) + c * weight.stride_d;
       if (W == 4 && weight.stride_w == 1 && weight.stride_d == 4) {
         for (int i = 0; i < n; ++i)
           for (int k = 0; k < 4; ++k) w[k][i] = static_cast<Acc>(load(from + 4 * i + k));
@@ -305,14 +384,29 @@ struct Rows1 {  // of one batch row, asked for in ascending t
   }
 
   // Rows just before t of t's own sequence, at most W-1.
-  int64_t history(int64_t t) const {
+  int64_t history(int64_t t) {
     const int64_t most = smaller(p.W - 1, t);
     if (p.seq_idx.ptr) {
       int64_t k = 0;
       while (k < most && seq_id(p, b, t - k - 1) == seq_id(p, b, t)) ++k;
       return k;
     }
+    if (p.cu_seqlens.ptr && t >= s.end && n + 1 < p.N) seek(t);
     return t < s.end ? clamp(t - s.start, 0, most) : 0;
+  }
+
+  // Whether rows [from, to) lie in one sequence, as tile rows of it from row from + W-1 on.
+  bool plain(int64_t from, int64_t to) {
+    if (from < 0 || padding) return false;
+    if (p.seq_idx.ptr) {
+      const int64_t id = seq_id(p, b, from);
+      if (id < 0 || (p.initial.ptr && from < live.start)) return false;
+      for (int64_t t = from + 1; t < to; ++t)
+        if (seq_id(p, b, t) != id) return false;
+      return true;
+    }
+    if (p.cu_seqlens.ptr && from >= s.end && n + 1 < p.N) seek(from);
+    return !padding && from >= s.start && to <= s.end;
   }
 
   RowKind at_row(int64_t t) {
@@ -332,25 +426,45 @@ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c, int n) {
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d;
   x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
   const int64_t t1 = smaller(t0 + kRows, p.T);
-  Block<Acc> block(p.weight, p.bias, p.W, p.silu, c, n);
+  Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, n);
   Rows1 rows(p, b, t0);
-  for (int64_t t = t0 - rows.history(t0); t < t0; ++t)
-    load_n(block.next(), x + t * p.x.stride_t, p.x.stride_d, n);
-  for (int64_t t = t0; t < t1; ++t) {
+  ConvolveGroup<x_t> group = nullptr;
+  if constexpr (sizeof(x_t) <= 4)
+    if (p.x.stride_d == 1 && p.y.stride_d == 1 && n % kLanes == 0)
+      group = convolve_group_of<x_t>(p.W, p.silu);
+
+  bool ring_current = false;  // whether the ring holds the rows just before t
+  for (int64_t t = t0; t < t1;) {
+    if constexpr (sizeof(x_t) <= 4) {
+      if (group && t + kGroup <= t1 && rows.plain(t - (p.W - 1), t + kGroup)) {
+        const x_t* in[kMaxWidth - 1 + kGroup];
+        for (int r = 0; r < p.W - 1 + kGroup; ++r) in[r] = x + (t - (p.W - 1) + r) * p.x.stride_t;
+        if (t + 2 * kGroup <= t1)
+          for (int r = p.W - 1; r < p.W - 1 + kGroup; ++r)
+            for (int i = 0; i < n; i += 64 / sizeof(x_t))
+              __builtin_prefetch(in[r] + kGroup * p.x.stride_t + i);
+        group(in, block.w, block.bias, y + t * p.y.stride_t, p.y.stride_t, n);
+        t += kGroup;
+        ring_current = false;
+        continue;
+      }
+    }
+    if (!ring_current) {
+      block.clear();
+      for (int64_t from = t - rows.history(t); from < t; ++from)
+        load_n(block.next(), x + from * p.x.stride_t, p.x.stride_d, n);
+      ring_current = true;
+    }
     const RowKind kind = rows.at_row(t);
     if (kind.starts) block.clear();
     load_n(block.next(), x + t * p.x.stride_t, p.x.stride_d, n);
-    if (p.x.stride_d == 1 && t + 1 < t1)
-      for (int i = 0; i < n; i += 64 / sizeof(x_t))
-        __builtin_prefetch(x + (t + 1) * p.x.stride_t + i);
     if (kind.zero) {
       std::memset(block.y, 0, n * sizeof(Acc));
-    } else if (kind.head) {
-      continue;
-    } else {
+    } else if (!kind.head) {
       block.convolve_newest();
     }
-    store_n(y + t * p.y.stride_t, p.y.stride_d, block.y, n);
+    if (!kind.head || kind.zero) store_n(y + t * p.y.stride_t, p.y.stride_d, block.y, n);
+    ++t;
   }
 }
 
@@ -380,7 +494,7 @@ void fwd_head(const FwdParams& p, int64_t n, int64_t c, int channels) {
 
   if (p.initial.ptr && p.y.ptr && p.W > 1) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
-    Block<Acc> block(p.weight, p.bias, p.W, p.silu, c, channels);
+    Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, channels);
     for (int k = p.W - 1; k > 0 && has_initial; --k)
       load_any(block.next(), p.initial.ptr, p.initial.dtype,
                initial + (p.initial.len - k) * p.initial.stride_l, p.initial.stride_d, channels);
@@ -433,11 +547,73 @@ inline int64_t wrap(int64_t v, int64_t L) {
   return r < 0 ? r + L : r;
 }
 
-// Whole state rows of 8 bytes a channel, [D, 4] in 16 bits, advance as one shift of an integer.
+// The 4 columns of kLanes channels from [D, 4] rows.
+template <typename T>
+__attribute__((always_inline)) inline void load_columns(const T* rows, VecF (&column)[4]) {
+  VecF r[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) r[k] = load_vec(rows + k * kLanes);
+  const VecF e0 = evens(r[0], r[1]), e1 = evens(r[2], r[3]);
+  const VecF o0 = odds(r[0], r[1]), o1 = odds(r[2], r[3]);
+  column[0] = evens(e0, e1), column[2] = odds(e0, e1);
+  column[1] = evens(o0, o1), column[3] = odds(o0, o1);
+}
+
+inline void append(float* rows, VecF x) {
+  store_vec(rows, shift_row<0>(load_vec(rows), x));
+  store_vec(rows + kLanes, shift_row<1>(load_vec(rows + kLanes), x));
+  store_vec(rows + 2 * kLanes, shift_row<2>(load_vec(rows + 2 * kLanes), x));
+  store_vec(rows + 3 * kLanes, shift_row<3>(load_vec(rows + 3 * kLanes), x));
+}
+
+// A row of four 16-bit columns is one 64-bit integer, and advances by a shift; done for a whole
+// block at the end, as one loop over integers.
 template <typename s_t>
-inline void shift_in(s_t* state, const uint16_t* newest, int n) {
-  uint64_t* rows = reinterpret_cast<uint64_t*>(state);
-  for (int i = 0; i < n; ++i) rows[i] = rows[i] >> 16 | static_cast<uint64_t>(newest[i]) << 48;
+inline void append_block(s_t* rows, const s_t* newest, int n) {
+  static_assert(sizeof(s_t) == 2, "four columns of 16 bits");
+  for (int i = 0; i < n; ++i) {
+    uint64_t row;
+    std::memcpy(&row, rows + 4 * i, 8);
+    row = row >> 16 | static_cast<uint64_t>(newest[i].bits) << 48;
+    std::memcpy(rows + 4 * i, &row, 8);
+  }
+}
+
+// One token, W = 4, contiguous [D, 4] weight and state rows, contiguous x and y: the decode step of
+// the common models, all in registers.
+template <typename x_t, typename w_t, typename s_t>
+void update_rows(const UpdateParams& p, const x_t* x, x_t* y, s_t* state, const w_t* weight,
+                 int64_t c, int n) {
+  alignas(64) float bias[kBlock];
+  alignas(64) s_t newest[kBlock];
+  if (p.bias.ptr) load_any(bias, p.bias.ptr, p.bias.dtype, c * p.bias.stride_d, p.bias.stride_d, n);
+  for (int i = 0; i < n; i += kLanes) {
+    VecF w[4], s[4];
+    load_columns(weight + 4 * i, w);
+    load_columns(state + 4 * i, s);
+    const VecF in = load_vec(x + i);
+    VecF acc = p.bias.ptr ? load_vec(bias + i) : VecF{};
+    acc = fma_of(w[0], s[1], acc);
+    acc = fma_of(w[1], s[2], acc);
+    acc = fma_of(w[2], s[3], acc);
+    acc = fma_of(w[3], in, acc);
+    if constexpr (sizeof(s_t) == 4) {
+      append(state + 4 * i, in);
+    } else {
+      store_vec(newest + i, in);
+    }
+    store_vec(y + i, p.silu ? silu<x_t>(acc) : acc);
+  }
+  if constexpr (sizeof(s_t) == 2) append_block(state, newest, n);
+}
+
+// Whether update_rows serves this call, of n channels at a time.
+template <typename x_t>
+bool by_rows(const UpdateParams& p, int n) {
+  return sizeof(x_t) <= 4 && p.W == 4 && p.T == 1 && n % kLanes == 0 && !p.cu_seqlens.ptr &&
+         !p.circular.ptr && !p.accepted.ptr && p.x.stride_d == 1 && p.y.stride_d == 1 &&
+         p.state.len == 4 && p.state.stride_l == 1 && p.state.stride_d == 4 &&
+         p.weight.stride_w == 1 && p.weight.stride_d == 4;
 }
 
 template <typename Acc, typename x_t>
@@ -461,22 +637,23 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
   const int64_t known =
       p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
   const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
-  const bool rows = !p.circular.ptr && !p.accepted.ptr && p.state.stride_l == 1 &&
-                    p.state.stride_d == 4 && L == 4;
+  if constexpr (sizeof(x_t) <= 4)
+    if (by_rows<x_t>(p, channels)) {
+      with_type(p.weight.dtype, [&](auto* w) {
+        with_type(p.state.dtype, [&](auto* s) {
+          if constexpr (sizeof(*w) <= 4 && sizeof(*s) <= 4)
+            update_rows(p, x, y, typed(s, p.state.ptr) + base, typed(w, p.weight.ptr) + 4 * c, c,
+                        channels);
+        });
+      });
+      return;
+    }
 
-  Block<Acc> block(p.weight, p.bias, p.W, p.silu, c, channels);
+  Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, channels);
   for (int k = p.W - 1; k > 0; --k) {
     const int64_t column = p.circular.ptr ? wrap(position - k, L) : known - k;
-    Acc* to = block.next();
-    if (rows) {
-      with_type(p.state.dtype, [&](auto* tag) {
-        const auto* from = static_cast<decltype(tag)>(p.state.ptr) + base + column;
-        for (int i = 0; i < channels; ++i) to[i] = static_cast<Acc>(load(from + 4 * i));
-      });
-    } else {
-      load_any(to, p.state.ptr, p.state.dtype, base + column * p.state.stride_l,
-               p.state.stride_d, channels);
-    }
+    load_any(block.next(), p.state.ptr, p.state.dtype, base + column * p.state.stride_l,
+             p.state.stride_d, channels);
   }
   for (int64_t t = 0; t < T; ++t) {
     Acc* in = block.next();
@@ -490,13 +667,6 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
   if (p.circular.ptr || T == 0) return;
 
   alignas(64) Acc column[kBlock];
-  if (rows && T == 1 && (p.state.dtype == DType::kBFloat16 || p.state.dtype == DType::kFloat16)) {
-    alignas(64) uint16_t newest[kBlock];
-    load_n(column, x, p.x.stride_d, channels);
-    store_any(newest, p.state.dtype, 0, 1, column, channels);
-    shift_in(static_cast<uint16_t*>(p.state.ptr) + base, newest, channels);
-    return;
-  }
   // Column j takes input j + shift of (known columns, then x). In place this ascends when columns
   // move left and descends when rejected tokens make them move right.
   const int64_t shift = known + T - L;
