@@ -31,7 +31,8 @@ struct Bias {
 };
 
 // Raw inputs oldest to newest, [N or S, D, L]; the history is always the last W-1 columns.
-// ptr null = no state: an absent initial state reads as zeros, an absent final state is not written.
+// ptr null = no state: an absent initial state reads as zeros, an absent final state is not
+// written.
 struct State {
   void* ptr;
   int64_t stride_n, stride_d, stride_l;

@@ -142,9 +142,7 @@ def test_seq_idx(kernel, reference, device, ids, states):
         x, weight, activation="silu", seq_idx=seq_idx, initial_state=initial,
         return_final_state=True, out=torch.full_like(x, float("nan")),
     )  # fmt: skip
-    exact, expected = reference.fwd(
-        x, weight, silu=True, seq_idx=seq_idx, initial_state=initial
-    )
+    exact, expected = reference.fwd(x, weight, silu=True, seq_idx=seq_idx, initial_state=initial)
     assert_rounded(y, exact, scale_of(x, weight, None, initial))
     for b in range(2):
         assert torch.equal(final[b].double(), expected[b])
@@ -176,9 +174,7 @@ def test_any_split_is_bitwise_one_shot(kernel, device, dtype, W):
     T, D = 45, 40
     x = randn(2, T, D, dtype=dtype, device=device)
     weight, bias = randn(D, W, dtype=dtype, device=device), randn(D, dtype=dtype, device=device)
-    whole, final = kernel.causal_conv1d(
-        x, weight, bias, activation="silu", return_final_state=True
-    )
+    whole, final = kernel.causal_conv1d(x, weight, bias, activation="silu", return_final_state=True)
     for pieces in ([20, 1, 1, 2, 17, 4], [1] * 45, [2, 43], [44, 1], [16, 16, 13]):
         state = torch.zeros(2, D, W, dtype=dtype, device=device)
         outs, t = [], 0
@@ -327,8 +323,6 @@ def test_any_contract(kernel, reference, device, data):
         kw["seq_idx"] = torch.tensor([ids] * B, dtype=torch.int32, device=device).reshape(B, T)
     if draw(st.booleans()):
         L = W - 1 + draw(st.integers(0, 2))
-        kw["initial_state"] = randn(
-            N, D, L, dtype=draw(st.sampled_from(FLOATS)), device=device
-        )
+        kw["initial_state"] = randn(N, D, L, dtype=draw(st.sampled_from(FLOATS)), device=device)
         kw["state_len"] = L
     check(kernel, reference, x, weight, bias, **kw)

@@ -156,9 +156,7 @@ def test_r11_packed_width_three(kernel, device):
 
 def test_r14_offsets_over_batch_rows(kernel, device):
     x = rows([1, 2, 3, 4, 5, 6, 7, 8], device)
-    two = kernel.causal_conv1d(
-        x.view(2, 4, D), taps(device), cu_seqlens=cu([0, 4, 8], device)
-    )
+    two = kernel.causal_conv1d(x.view(2, 4, D), taps(device), cu_seqlens=cu([0, 4, 8], device))
     one = kernel.causal_conv1d(x, taps(device), cu_seqlens=cu([0, 4, 8], device))
     assert spelled(two) == [1, 12, 123, 1234, 5, 56, 567, 5678] == spelled(one)
     assert two.shape == (2, 4, D)

@@ -16,9 +16,7 @@ def check(kernel, reference, x, state, weight, bias=None, silu=True, **kw):
     exact, expected = reference.update(x, state, weight, bias, silu=silu, **kw)
     scale = scale_of(x, weight, bias, state)
     out = torch.full_like(x, float("nan"))
-    y = kernel.causal_conv1d_update(
-        x, state, weight, bias, "silu" if silu else None, out=out, **kw
-    )
+    y = kernel.causal_conv1d_update(x, state, weight, bias, "silu" if silu else None, out=out, **kw)
     assert y is out
     assert_rounded(y, exact, scale)
     assert torch.equal(state.nan_to_num(9.0), expected.to(state.dtype).nan_to_num(9.0))
@@ -74,9 +72,7 @@ def test_all_padding(kernel, device):
     pool = randn(2, 16, 4, device=device)
     before = pool.clone()
     slots = torch.full((3,), -1, dtype=torch.int32, device=device)
-    y = kernel.causal_conv1d_update(
-        x, pool, randn(16, 4, device=device), conv_state_indices=slots
-    )
+    y = kernel.causal_conv1d_update(x, pool, randn(16, 4, device=device), conv_state_indices=slots)
     assert (y == 0).all() and torch.equal(pool, before)
 
 
@@ -98,9 +94,7 @@ def test_every_accepted_count(kernel, reference, device, drafted, T):
     x = randn(N, D, T, device=device)
     state = randn(N, D, 3 + drafted, device=device)
     accepted = torch.arange(N, dtype=torch.int32, device=device)
-    check(
-        kernel, reference, x, state, randn(D, 4, device=device), num_accepted_tokens=accepted
-    )
+    check(kernel, reference, x, state, randn(D, 4, device=device), num_accepted_tokens=accepted)
 
 
 def test_rollback_equals_never_having_drafted(kernel, device):
@@ -109,13 +103,9 @@ def test_rollback_equals_never_having_drafted(kernel, device):
     weight = randn(D, 4, device=device)
     prompt, draft, more = (randn(1, n, D, device=device) for n in (6, K, 3))
     for accepted in range(K + 1):
-        _, state = kernel.causal_conv1d(
-            prompt, weight, return_final_state=True, state_len=3 + K
-        )
+        _, state = kernel.causal_conv1d(prompt, weight, return_final_state=True, state_len=3 + K)
         full = torch.tensor([K], dtype=torch.int32, device=device)
-        kernel.causal_conv1d_update(
-            draft.transpose(1, 2), state, weight, num_accepted_tokens=full
-        )
+        kernel.causal_conv1d_update(draft.transpose(1, 2), state, weight, num_accepted_tokens=full)
         y = kernel.causal_conv1d_update(
             more.transpose(1, 2), state, weight,
             num_accepted_tokens=torch.tensor([accepted], dtype=torch.int32, device=device),

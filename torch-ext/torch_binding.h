@@ -1,8 +1,8 @@
 #pragma once
 
-#include <optional>
-
 #include <torch/csrc/stable/tensor.h>
+
+#include <optional>
 
 namespace short_conv {
 
@@ -13,8 +13,8 @@ using OptionalTensor = std::optional<Tensor>;
 void fwd_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
              const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
              const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
-             const OptionalTensor& has_initial_state, Tensor out,
-             std::optional<Tensor> final_state, bool silu);
+             const OptionalTensor& has_initial_state, Tensor out, std::optional<Tensor> final_state,
+             bool silu);
 void fwd_cuda(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
               const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
               const OptionalTensor& seq_idx, const OptionalTensor& state_indices,

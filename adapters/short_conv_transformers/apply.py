@@ -1,4 +1,4 @@
-"""patch and unpatch: plan every block, raise before touching any, then bind instance by instance."""
+"""patch and unpatch: plan every block, raise before touching any, then bind each instance."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def patch(
 
 
 def unpatch(model: nn.Module) -> None:
-    """Restores what patch replaced, exactly. A forward that somebody replaced afterwards is left."""
+    """Restores exactly what patch replaced. A forward that somebody replaced since is left."""
     for module in model.modules():
         if ATTRIBUTE not in module.__dict__:
             continue

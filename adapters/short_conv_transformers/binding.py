@@ -101,7 +101,9 @@ class Binding:
         if reason is not None:
             self._count(f"declined: {reason}")
             if self.strict:
-                raise RuntimeError(f"strict: {self.family.block} would not run the kernel: {reason}")
+                raise RuntimeError(
+                    f"strict: {self.family.block} would not run the kernel: {reason}"
+                )
             return self.original(module, hidden_states, *args, **kwargs)
         call = Call(*self._packing(kwargs))
         cache = kwargs.get("cache_params", args[0] if args else None)
@@ -132,7 +134,7 @@ class Binding:
 
     def _packing(self, kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
         """(cu_seqlens, seq_idx) for the convolution; offsets win when both are given, since a
-        collator derives one from the other. Contradiction is found in the kernel's checking mode."""
+        collator derives one from the other; the kernel's checking mode compares them."""
         named = [n for n in ("cu_seq_lens_q", "cu_seqlens") if kwargs.get(n) is not None]
         cu_seqlens = kwargs[named[0]] if named else None
         seq_idx = kwargs.get("seq_idx")

@@ -17,7 +17,7 @@ def bounds(
         offsets = cu_seqlens.tolist()
         if B != 1:
             raise ValueError(f"cu_seq_lens_q needs one packed row, got a batch of {B}")
-        return [(0, a, b) for a, b in zip(offsets, offsets[1:]) if b > a]
+        return [(0, a, b) for a, b in zip(offsets, offsets[1:], strict=False) if b > a]
     found = []
     for row, ids in enumerate(seq_idx.tolist()):
         start = 0

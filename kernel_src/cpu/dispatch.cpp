@@ -41,9 +41,7 @@ const Level& level() {
 }  // namespace
 
 Work fwd_work(const FwdParams& p) { return level().fwd_work(p); }
-void fwd_range(const FwdParams& p, int64_t begin, int64_t end) {
-  level().fwd_range(p, begin, end);
-}
+void fwd_range(const FwdParams& p, int64_t begin, int64_t end) { level().fwd_range(p, begin, end); }
 
 Work update_work(const UpdateParams& p) { return level().update_work(p); }
 void update_range(const UpdateParams& p, int64_t begin, int64_t end) {

@@ -110,16 +110,13 @@ inline void store_n(T* to, int64_t stride, const Acc* from, int n) {
 template <typename Acc>
 inline void load_any(Acc* to, const void* base, DType dtype, int64_t offset, int64_t stride,
                      int n) {
-  with_type(dtype, [&](auto* tag) {
-    load_n(to, typed(tag, base) + offset, stride, n);
-  });
+  with_type(dtype, [&](auto* tag) { load_n(to, typed(tag, base) + offset, stride, n); });
 }
 
 template <typename Acc>
 inline void store_any(void* base, DType dtype, int64_t offset, int64_t stride, const Acc* from,
                       int n) {
-  with_type(dtype,
-            [&](auto* tag) { store_n(typed(tag, base) + offset, stride, from, n); });
+  with_type(dtype, [&](auto* tag) { store_n(typed(tag, base) + offset, stride, from, n); });
 }
 
 inline double fma_of(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -623,8 +620,8 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
   const int64_t T = span.end - span.start;
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d +
                  span.start * p.x.stride_t;
-  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d +
-           span.start * p.y.stride_t;
+  x_t* y =
+      static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d + span.start * p.y.stride_t;
   const int64_t slot = slot_of(p.slots, p.state.count, n);
   if (slot < 0) {
     alignas(64) Acc zeros[kBlock] = {};
@@ -634,8 +631,7 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
   const int64_t base = slot * p.state.stride_n + c * p.state.stride_d;
 
   // Columns [0, known) are inputs that count; the history is the last W-1 of them.
-  const int64_t known =
-      p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
+  const int64_t known = p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
   const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
   if constexpr (sizeof(x_t) <= 4)
     if (by_rows<x_t>(p, channels)) {
@@ -675,8 +671,8 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
     if (from >= known) {
       load_n(column, x + (from - known) * p.x.stride_t, p.x.stride_d, channels);
     } else if (from >= 0) {
-      load_any(column, p.state.ptr, p.state.dtype, base + from * p.state.stride_l,
-               p.state.stride_d, channels);
+      load_any(column, p.state.ptr, p.state.dtype, base + from * p.state.stride_l, p.state.stride_d,
+               channels);
     } else {
       std::memset(column, 0, sizeof column);
     }

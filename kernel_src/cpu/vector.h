@@ -1,8 +1,9 @@
 // kLanes floats in one register of the including level, and the operations on them that the
 // compiler's own vector types lack or do badly. Included by kernel_body.h inside its namespace.
 //
-// Rows of 4 columns a channel, as [D, 4] lies in memory, fill 4 vectors: evens and odds, twice, take
-// them to columns; shift_row<k> drops the oldest column of vector k and appends the channel's x.
+// Rows of 4 columns a channel, as [D, 4] lies in memory, fill 4 vectors: evens and odds, twice,
+// take them to columns; shift_row<k> drops the oldest column of vector k and appends the channel's
+// x.
 
 constexpr int kLanes = SHORT_CONV_VECTOR_BYTES / 4;
 typedef float VecF __attribute__((vector_size(SHORT_CONV_VECTOR_BYTES)));
@@ -32,7 +33,8 @@ inline VecF odds(VecF a, VecF b) {
 }
 template <int k>
 VecF shift_row(VecF row, VecF x) {
-  return __builtin_shufflevector(row, x, 1, 2, 3, 16 + 4 * k + 0, 5, 6, 7, 16 + 4 * k + 1, 9, 10, 11, 16 + 4 * k + 2, 13, 14, 15, 16 + 4 * k + 3);
+  return __builtin_shufflevector(row, x, 1, 2, 3, 16 + 4 * k + 0, 5, 6, 7, 16 + 4 * k + 1, 9, 10,
+                                 11, 16 + 4 * k + 2, 13, 14, 15, 16 + 4 * k + 3);
 }
 
 #elif SHORT_CONV_VECTOR_BYTES == 32
@@ -89,12 +91,8 @@ inline VecH to_half(VecF v) {
   return h;
 }
 
-inline VecF evens(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6);
-}
-inline VecF odds(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 1, 3, 5, 7);
-}
+inline VecF evens(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
+inline VecF odds(VecF a, VecF b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
 template <int k>
 VecF shift_row(VecF row, VecF x) {
   return __builtin_shufflevector(row, x, 1, 2, 3, 4 + k);

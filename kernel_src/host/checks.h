@@ -46,9 +46,8 @@ inline std::optional<DType> float_dtype(const Tensor& t) {
 inline DType check_dtype(const Tensor& t, const char* name, bool allowed_f64) {
   std::optional<DType> dtype = float_dtype(t);
   STD_TORCH_CHECK(dtype && (*dtype != DType::kFloat64 || allowed_f64), name,
-                  " must be bfloat16, float16 or float32",
-                  allowed_f64 ? ", or float64 like x" : "", ", got ScalarType ",
-                  static_cast<int>(t.scalar_type()));
+                  " must be bfloat16, float16 or float32", allowed_f64 ? ", or float64 like x" : "",
+                  ", got ScalarType ", static_cast<int>(t.scalar_type()));
   return *dtype;
 }
 
@@ -107,8 +106,8 @@ inline bool disjoint_columns(const Tensor& a, const Tensor& b) {
     if (a.size(i) != b.size(i) || a.stride(i) != b.stride(i)) return false;
   for (int64_t i = 0; i < dims - 1; ++i)
     if (pitch <= 0 || (a.size(i) > 1 && a.stride(i) % pitch != 0)) return false;
-  const int64_t bytes = static_cast<const char*>(b.const_data_ptr()) -
-                        static_cast<const char*>(a.const_data_ptr());
+  const int64_t bytes =
+      static_cast<const char*>(b.const_data_ptr()) - static_cast<const char*>(a.const_data_ptr());
   const int64_t shift = ((bytes / size) % pitch + pitch) % pitch;
   return a.stride(dims - 1) == 1 && bytes % size == 0 && shift >= D && pitch - shift >= D;
 }

@@ -50,10 +50,10 @@ FwdParams fwd_params(const Tensor& x, const Tensor& weight, const OptionalTensor
       check_no_overlap(*final_state, "final_state", *initial_state,
                        "initial_state unless it is the very same view");
   }
-  STD_TORCH_CHECK(!state_indices || !initial_state || !final_state ||
-                      p.initial.count == p.final.count,
-                  "initial_state and final_state must have the same number of slots, got ",
-                  p.initial.count, " and ", p.final.count);
+  STD_TORCH_CHECK(
+      !state_indices || !initial_state || !final_state || p.initial.count == p.final.count,
+      "initial_state and final_state must have the same number of slots, got ", p.initial.count,
+      " and ", p.final.count);
   if (initial_state) check_no_overlap(out, "out", *initial_state, "initial_state");
   if (has_initial_state) {
     check_shape(*has_initial_state, "has_initial_state", "[N]", {p.N});
@@ -85,10 +85,10 @@ FwdParams states_params(const Tensor& x, const Tensor& cu_seqlens, const Tensor&
 void fwd_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
              const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
              const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
-             const OptionalTensor& has_initial_state, Tensor out,
-             std::optional<Tensor> final_state, bool silu) {
-  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx,
-                                 state_indices, has_initial_state, out, final_state, silu);
+             const OptionalTensor& has_initial_state, Tensor out, std::optional<Tensor> final_state,
+             bool silu) {
+  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
+                                 has_initial_state, out, final_state, silu);
   run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
 }
 
@@ -103,8 +103,8 @@ void fwd_cuda(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
               const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
               const OptionalTensor& has_initial_state, Tensor out,
               std::optional<Tensor> final_state, bool silu) {
-  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx,
-                                 state_indices, has_initial_state, out, final_state, silu);
+  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
+                                 has_initial_state, out, final_state, silu);
   run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
 }
 

@@ -12,8 +12,8 @@
 #include "../cuda/launch/launch.h"
 
 // Weak, so that the CUDA variant also loads where torch has no CUDA and serves its CPU road there.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
-    int32_t device_index, void** stream);
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 #endif
 
 namespace short_conv {

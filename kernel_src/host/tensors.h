@@ -27,8 +27,8 @@ inline Bias bias_of(const OptionalTensor& bias, const Tensor& x, DType x_dtype, 
 // count < 0: a pool of any number of slots.
 inline State state_of(const Tensor& state, const char* name, const Tensor& x, DType x_dtype,
                       int64_t count, int64_t D, int64_t W) {
-  STD_TORCH_CHECK(state.dim() == 3 && (count < 0 || state.size(0) == count) &&
-                      state.size(1) == D && state.size(2) >= W - 1,
+  STD_TORCH_CHECK(state.dim() == 3 && (count < 0 || state.size(0) == count) && state.size(1) == D &&
+                      state.size(2) >= W - 1,
                   name, " must have shape [", count < 0 ? "S" : "N", ", D, L] with",
                   count < 0 ? "" : " N=" + std::to_string(count), " D=", D, " and L >= ", W - 1,
                   ", got ", shape_of(state));
@@ -68,8 +68,7 @@ inline std::pair<Index, int64_t> offsets_of(const Tensor& cu_seqlens, const Tens
 inline void check_out(const Tensor& out, const Tensor& x) {
   bool same = out.dim() == x.dim() && out.scalar_type() == x.scalar_type();
   for (int64_t i = 0; same && i < x.dim(); ++i) same = out.size(i) == x.size(i);
-  STD_TORCH_CHECK(same, "out must have x's shape ", shape_of(x), " and dtype, got ",
-                  shape_of(out));
+  STD_TORCH_CHECK(same, "out must have x's shape ", shape_of(x), " and dtype, got ", shape_of(out));
   check_device(out, "out", x);
   check_distinct(out, "out");
   check_no_overlap(out, "out", x, "x");

@@ -14,8 +14,7 @@ UpdateParams update_params(const Tensor& x, const Tensor& conv_state, const Tens
   UpdateParams p{};
   const int64_t dim = x.dim();
   if (cu_seqlens) {
-    STD_TORCH_CHECK(dim == 2, "x must be [T_total, D] when cu_seqlens is given, got ",
-                    shape_of(x));
+    STD_TORCH_CHECK(dim == 2, "x must be [T_total, D] when cu_seqlens is given, got ", shape_of(x));
     p.B = 1, p.T = x.size(0), p.D = x.size(1);
     p.x = {const_cast<void*>(x.const_data_ptr()), 0, x.stride(0), x.stride(1)};
   } else {
@@ -36,8 +35,7 @@ UpdateParams update_params(const Tensor& x, const Tensor& conv_state, const Tens
   p.N = p.B;
   if (cu_seqlens) std::tie(p.cu_seqlens, p.N) = offsets_of(*cu_seqlens, x);
 
-  p.state = state_of(conv_state, "conv_state", x, p.dtype, conv_state_indices ? -1 : p.N, p.D,
-                     p.W);
+  p.state = state_of(conv_state, "conv_state", x, p.dtype, conv_state_indices ? -1 : p.N, p.D, p.W);
   check_distinct(conv_state, "conv_state");
   check_no_overlap(conv_state, "conv_state", x, "x");
   check_no_overlap(out, "out", conv_state, "conv_state");

@@ -39,6 +39,4 @@ def prompt(batch: int, length: int, device="cpu", seed: int = 1) -> torch.Tensor
 
 
 def conv_states(cache) -> list[torch.Tensor]:
-    return [
-        layer.conv_states[0] for layer in cache.layers if getattr(layer, "conv_states", None)
-    ]
+    return [layer.conv_states[0] for layer in cache.layers if getattr(layer, "conv_states", None)]

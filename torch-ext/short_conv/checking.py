@@ -47,7 +47,7 @@ def offsets(name: str, cu: Tensor, T: int) -> None:
 def sequence_ids(name: str, seq_idx: Tensor) -> None:
     for b, row in enumerate(seq_idx.tolist()):
         real = [(t, value) for t, value in enumerate(row) if value >= 0]
-        for (t0, before), (t1, value) in zip(real, real[1:]):
+        for (t0, before), (t1, value) in zip(real, real[1:], strict=False):
             if value < before or t1 != t0 + 1:
                 raise ValueError(
                     f"{name} must not decrease along a row, with padding (< 0) only in front and "
@@ -62,7 +62,8 @@ def slots(name: str, indices: Tensor, count: int) -> None:
             raise ValueError(f"{name} must stay below S={count}, got {name}[{i}] = {slot}")
         if slot >= 0 and slot in seen:
             raise ValueError(
-                f"{name} must not name a slot twice, got {name}[{i}] = {name}[{seen[slot]}] = {slot}"
+                f"{name} must not name a slot twice, got "
+                f"{name}[{i}] = {name}[{seen[slot]}] = {slot}"
             )
         seen[slot] = i
 

@@ -78,12 +78,12 @@ def fwd(
     for name, state in states.items():
         if state is not None:
             _state(name, state, x, count, D, W)
-    if state_indices is not None and initial_state is not None and final_state is not None:
-        if initial_state.shape[0] != final_state.shape[0]:
-            raise ValueError(
-                "initial_state and final_state must have the same number of slots, got "
-                f"{initial_state.shape[0]} and {final_state.shape[0]}"
-            )
+    pools = initial_state is not None and final_state is not None and state_indices is not None
+    if pools and initial_state.shape[0] != final_state.shape[0]:
+        raise ValueError(
+            "initial_state and final_state must have the same number of slots, got "
+            f"{initial_state.shape[0]} and {final_state.shape[0]}"
+        )
     _out(out, x)
     if final_state is not None:
         _written("final_state", final_state)
@@ -239,7 +239,7 @@ def _out(out: Tensor, x: Tensor) -> None:
 
 
 def _written(name: str, tensor: Tensor) -> None:
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             raise ValueError(
                 f"{name} is written and must not be expanded, got stride 0 in dim {dim}"
@@ -264,7 +264,9 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
     if tensor.numel() == 0:
         return first, first
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return first, first + (last + 1) * tensor.element_size()
 
 
@@ -275,7 +277,7 @@ def _disjoint_columns(a: Tensor, b: Tensor) -> bool:
     D, pitch = a.shape[-1], a.stride(-2)
     if a.stride(-1) != 1 or pitch <= 0:
         return False
-    if any(size > 1 and s % pitch for size, s in zip(a.shape[:-1], a.stride()[:-1])):
+    if any(size > 1 and s % pitch for size, s in zip(a.shape[:-1], a.stride()[:-1], strict=True)):
         return False
     shift, rest = divmod(b.data_ptr() - a.data_ptr(), a.element_size())
     return rest == 0 and shift % pitch >= D and pitch - shift % pitch >= D

@@ -185,8 +185,7 @@ template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packi
 __global__ void __launch_bounds__(kThreads, kMinBlocks)
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
   const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
-  const int64_t c =
-      (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   if (c >= p.D) return;
   if (block < grid.tiles) {
     const uint32_t b = p.B == 1 ? 0 : block / grid.tiles_per_row;

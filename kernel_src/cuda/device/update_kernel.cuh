@@ -21,8 +21,8 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
   const int64_t b = p.cu_seqlens.ptr ? 0 : n, L = p.state.len, T = span.end - span.start;
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d +
                  span.start * p.x.stride_t;
-  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d +
-           span.start * p.y.stride_t;
+  x_t* y =
+      static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d + span.start * p.y.stride_t;
   const int64_t base = slot * p.state.stride_n + c * p.state.stride_d;
   auto read = [&](int64_t column) {
     return load_as_float(p.state.ptr, base + column * p.state.stride_l, p.state.dtype);
@@ -32,8 +32,7 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
   };
 
   // Columns [0, known) are inputs that count; the history is the last W-1 of them.
-  const int64_t known =
-      p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
+  const int64_t known = p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
   const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
 
   const Taps<Io, kWidth, false> taps(p.weight, p.bias, p.W, p.silu, c);
@@ -42,8 +41,7 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
 #pragma unroll
   for (int k = 1; k < kWidth; ++k)
     if (k < p.W)
-      window.row[kWidth - 1 - k][0] =
-          read(p.circular.ptr ? wrap(position - k, L) : known - k);
+      window.row[kWidth - 1 - k][0] = read(p.circular.ptr ? wrap(position - k, L) : known - k);
 
   for (int64_t t = 0; t < T; ++t) {
     float in[1], out[1];
@@ -75,20 +73,18 @@ __device__ inline int64_t sequence_of_block() {
 }
 
 template <typename x_t, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    update_kernel(const __grid_constant__ UpdateParams p) {
+__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
   const int64_t n = sequence_of_block();
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (n >= p.N || c >= p.D) return;
-  const Span span =
-      p.cu_seqlens.ptr ? sequence_span(p.cu_seqlens, n, p.T) : Span{0, p.T};
+  const Span span = p.cu_seqlens.ptr ? sequence_span(p.cu_seqlens, n, p.T) : Span{0, p.T};
   const int64_t slot = slot_of(p.slots, p.state.count, n);
   if (slot >= 0) {
     update_channel<x_t>(p, n, slot, span, c);
     return;
   }
-  x_t* y = static_cast<x_t*>(p.y.ptr) + (p.cu_seqlens.ptr ? 0 : n) * p.y.stride_b +
-           c * p.y.stride_d;
+  x_t* y =
+      static_cast<x_t*>(p.y.ptr) + (p.cu_seqlens.ptr ? 0 : n) * p.y.stride_b + c * p.y.stride_d;
   for (int64_t t = span.start; t < span.end; ++t) y[t * p.y.stride_t] = from_float<x_t>(0.0f);
 }
 
@@ -148,8 +144,7 @@ struct RowUpdate {
 
 // One token a sequence, state rows contiguous [D, kLen]: whole rows move by vector accesses.
 template <typename Io, typename s_t, int kWidth, int kLen, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    update_row_kernel(const __grid_constant__ RowUpdate p) {
+__global__ void __launch_bounds__(kThreads) update_row_kernel(const __grid_constant__ RowUpdate p) {
   using x_t = typename Io::x_t;
   constexpr int kLanes = Io::kLanes;
   const int64_t n = sequence_of_block();

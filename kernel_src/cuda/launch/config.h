@@ -57,11 +57,11 @@ constexpr int update_lanes(int state_size, int len) { return 2 * state_size * le
 inline bool update_by_rows(const UpdateParams& p) {
   const State& s = p.state;
   const int64_t size = size_of(s.dtype), lanes = update_lanes(size, s.len);
-  return p.T == 1 && p.D <= std::numeric_limits<int32_t>::max() / 2 && !p.cu_seqlens.ptr && !p.circular.ptr && !p.accepted.ptr &&
-         (s.dtype == p.dtype || s.dtype == DType::kFloat32) && s.stride_l == 1 &&
-         s.stride_d == s.len && (s.len == p.W || s.len == p.W - 1) && aligned(s.ptr, 16) &&
-         (s.count <= 1 || s.stride_n * size % 16 == 0) && packed(p.weight, p.W) &&
-         vectorizable(p.x, p.dtype, lanes, p.B, 1, p.D) &&
+  return p.T == 1 && p.D <= std::numeric_limits<int32_t>::max() / 2 && !p.cu_seqlens.ptr &&
+         !p.circular.ptr && !p.accepted.ptr && (s.dtype == p.dtype || s.dtype == DType::kFloat32) &&
+         s.stride_l == 1 && s.stride_d == s.len && (s.len == p.W || s.len == p.W - 1) &&
+         aligned(s.ptr, 16) && (s.count <= 1 || s.stride_n * size % 16 == 0) &&
+         packed(p.weight, p.W) && vectorizable(p.x, p.dtype, lanes, p.B, 1, p.D) &&
          vectorizable(p.y, p.dtype, lanes, p.B, 1, p.D);
 }
 
