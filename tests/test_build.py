@@ -8,14 +8,14 @@ import subprocess
 import sysconfig
 from pathlib import Path
 
-import abi
-import project
 import pytest
-import toolchain
 from kernels._rust import Build, Digest, DigestAlgorithm, Metadata
 from rich.progress import Progress
 
+import abi
 import build
+import project
+import toolchain
 
 SOURCES = (".h", ".cpp", ".cu", ".cuh")
 

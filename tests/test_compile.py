@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cases import offsets
 from torch.library import opcheck
+
+from cases import offsets
 
 
 def fwd_args(device, **changes):

@@ -6,8 +6,9 @@ import inspect
 
 import pytest
 import torch
-from cases import offsets
 from torch import nn
+
+from cases import offsets
 
 
 def test_signature_and_values(kernel, device):

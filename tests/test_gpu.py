@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from cases import assert_rounded, offsets, scale_of
 
 pytestmark = pytest.mark.gpu

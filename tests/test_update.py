@@ -7,9 +7,10 @@ import itertools
 
 import pytest
 import torch
-from cases import FLOATS, assert_rounded, offsets, randn, scale_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from cases import FLOATS, assert_rounded, offsets, randn, scale_of
 
 
 def check(kernel, reference, x, state, weight, bias=None, silu=True, **kw):
