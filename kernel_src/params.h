@@ -87,7 +87,8 @@ struct FwdParams {
 // circular: the W-1 columns before column circular[n] modulo L, oldest first.
 // After the call all L columns hold the last L inputs (columns older than what is known read 0);
 // circular instead writes token t at column (circular[n] + t) modulo L and leaves the rest.
-// A slot outside [0, count) makes row n padding: y = 0 and nothing touched.
+// A sequence of no tokens leaves its row as it is, whatever its counts say. A slot outside
+// [0, count) makes row n padding: y = 0 and nothing touched.
 struct UpdateParams {
   Rows x, y;
   State state;

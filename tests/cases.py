@@ -62,5 +62,20 @@ def randn(*shape: int, dtype=torch.float32, device="cpu", layout: str = "contigu
 LAYOUTS = ("contiguous", "slice", "odd", "channel_first", "scattered")
 
 
+def at_offset(tensor: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same values that many elements into a storage, where vector loads are misaligned."""
+    base = torch.full(
+        (tensor.numel() + elements,), float("nan"), dtype=tensor.dtype, device=tensor.device
+    )
+    return base[elements:].view(tensor.shape).copy_(tensor)
+
+
+def every_other(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with a gap after each along the last dim."""
+    *lead, last = tensor.shape
+    wide = torch.full((*lead, 2 * last), 77, device=tensor.device).to(tensor.dtype)
+    return wide[..., ::2].copy_(tensor)
+
+
 def offsets(lengths, device, dtype=torch.int32) -> torch.Tensor:
     return torch.tensor([0, *lengths], device=device).cumsum(0).to(dtype)

@@ -9,7 +9,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cases import FLOATS, LAYOUTS, assert_rounded, offsets, randn, scale_of
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    assert_rounded,
+    at_offset,
+    every_other,
+    offsets,
+    randn,
+    scale_of,
+)
 
 
 def check(kernel, reference, x, weight, bias=None, **kw):
@@ -32,6 +41,10 @@ def check(kernel, reference, x, weight, bias=None, **kw):
         rounded = state.to(x.dtype) if x.dtype != torch.float64 else state
         rounded = rounded.to(final.dtype) if kept is None else state.to(final.dtype)
         assert torch.equal(final[slot], rounded), f"state row {slot}"
+    if kept is not None:
+        written = list(states) if final is initial else []
+        unwritten = [row for row in range(kept.shape[0]) if row not in written]
+        assert torch.equal(initial[unwritten], kept[unwritten])
     return y, final
 
 
@@ -70,13 +83,129 @@ def test_dtype_cube(kernel, reference, device, dtypes):
     check(kernel, reference, x, weight, bias, initial_state=initial, return_final_state=True)
 
 
-def test_float64_on_cpu(kernel, reference, device, emulated):
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("W", [1, 4, 8])
+def test_float64_on_cpu(kernel, reference, device, emulated, W, layout):
     if device.type != "cpu" or emulated:
         pytest.skip("float64 is a CPU dtype")
-    x = torch.randn(2, 70, 24, dtype=torch.float64)
-    weight = torch.randn(24, 4, dtype=torch.float64)
-    initial = torch.randn(2, 24, 3, dtype=torch.float64)
-    check(kernel, reference, x, weight, initial_state=initial, return_final_state=True)
+    x = randn(2, 70, 24, dtype=torch.float64, layout=layout)
+    weight, bias = torch.randn(24, W, dtype=torch.float64), torch.randn(24)
+    initial = torch.randn(2, 24, 8, dtype=torch.float64)
+    check(kernel, reference, x, weight, bias, initial_state=initial, return_final_state=True)
+
+
+@pytest.mark.parametrize("D", [4128, 8192, 24576])
+def test_model_widths(kernel, reference, device, D):
+    """Channels of real models, bf16 with fp32 weights; 4128 is no multiple of a vector tile."""
+    x = randn(2, 9, D, dtype=torch.bfloat16, device=device)
+    initial = randn(2, D, 4, dtype=torch.bfloat16, device=device)
+    check(kernel, reference, x, randn(D, 4, device=device), initial_state=initial)
+
+
+@pytest.mark.parametrize("elements", range(1, 8))
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_misaligned_buffers(kernel, device, dtype, elements):
+    """Every base pointer off by the same elements: the bits of the aligned run."""
+    x, weight = randn(1, 21, 64, dtype=dtype, device=device), randn(64, 4, dtype=dtype)
+    weight, bias = weight.to(device), randn(64, dtype=dtype, device=device)
+    initial = randn(1, 64, 4, dtype=dtype, device=device)
+    y, final = kernel.causal_conv1d(
+        x, weight, bias, activation="silu", initial_state=initial, return_final_state=True
+    )
+    a, w, b, i, out, into = (
+        at_offset(t, elements) for t in (x, weight, bias, initial, torch.zeros_like(y), final)
+    )
+    into.fill_(float("nan"))
+    kernel.causal_conv1d(a, w, b, activation="silu", initial_state=i, final_state_out=into, out=out)
+    assert torch.equal(out, y) and torch.equal(into, final)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_every_input_may_be_strided(kernel, device, index):
+    lengths = [4, 0, 9, 2]
+    x, weight, bias = randn(1, 15, 24), randn(24, 4), randn(24)
+    cu, slots = offsets(lengths, "cpu", index), torch.tensor([5, 1, -1, 0], dtype=index)
+    flags, ids = torch.tensor([True, False, True, True]), torch.tensor([[0] * 7 + [1] * 8])
+    pool = randn(6, 24, 4)
+    tensors = [t.to(device) for t in (x, weight, bias, pool, cu, slots, flags, ids.to(index))]
+    spread = [every_other(t) for t in tensors]
+    results = []
+    for x, weight, bias, pool, cu, slots, flags, ids in (tensors, spread):
+        y, final = kernel.causal_conv1d(
+            x, weight, bias, cu_seqlens=cu, initial_state=pool, state_indices=slots,
+            has_initial_state=flags, return_final_state=True,
+        )  # fmt: skip
+        results.append((y, final, kernel.causal_conv1d(x, weight, bias, seq_idx=ids)))
+    for plain, strided in zip(*results, strict=True):
+        assert torch.equal(plain, strided)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_expanded_inputs(kernel, reference, device, dim):
+    shape = [3, 11, 40]
+    shape[dim] = 1
+    x, weight = randn(*shape, device=device).expand(3, 11, 40), randn(1, 4, device=device)
+    bias, initial = randn(1, device=device), randn(1, 1, 4, device=device)
+    y, final = kernel.causal_conv1d(
+        x, weight.expand(40, 4), bias.expand(40), initial_state=initial.expand(3, 40, 4),
+        return_final_state=True,
+    )  # fmt: skip
+    again, states = kernel.causal_conv1d(
+        x.contiguous(), weight.repeat(40, 1), bias.repeat(40), return_final_state=True,
+        initial_state=initial.repeat(3, 40, 1),
+    )  # fmt: skip
+    assert torch.equal(y, again) and torch.equal(final, states)
+    ids = torch.tensor([[0] * 5 + [1] * 6], device=device)
+    y = kernel.causal_conv1d(x, weight.expand(40, 4), seq_idx=ids.expand(3, 11))
+    exact, _ = reference.fwd(x, weight.expand(40, 4), seq_idx=ids.expand(3, 11))
+    assert_rounded(y, exact, scale_of(x, weight, None))
+
+
+def test_buffers_allocated_inside_are_all_written(kernel, device, nan_empty):
+    """No element of y or of a final state keeps what the allocator held."""
+    x, weight = randn(2, 30, 40, device=device), randn(40, 4, device=device)
+    cu = offsets([3, 0, 17], device)
+    ids = torch.tensor([[-1] * 4 + [0] * 26, [0] * 9 + [1] * 9 + [-1] * 12], device=device)
+    state = randn(2, 40, 4, device=device)
+    assert torch.isnan(torch.empty(1)).all()  # the fixture works
+    for kw in (
+        {}, {"cu_seqlens": cu}, {"seq_idx": ids}, {"state_len": 50},
+        {"initial_state": state, "state_len": 50},
+        {"initial_state": state, "state_indices": torch.tensor([-1, 0], device=device)},
+    ):  # fmt: skip
+        for result in kernel.causal_conv1d(x, weight, return_final_state=True, **kw):
+            assert not torch.isnan(result).any(), kw
+    assert not torch.isnan(kernel.causal_conv1d_varlen_states(x[0], cu, 8)).any()
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_threads_agree_bitwise(kernel, device, threads, inplace):
+    """However the work is cut, in-place states included: they are read before they are written."""
+    if device.type != "cpu":
+        pytest.skip("threads are the CPU backend's")
+    lengths = [1, 300, 0, 2, 97]
+    x, weight = randn(1, 400, 700, dtype=torch.bfloat16), randn(700, 4)
+    results = []
+    for count in (1, 2, 5):
+        threads(count)
+        torch.manual_seed(3)
+        state = randn(5, 700, 4)
+        y, final = kernel.causal_conv1d(
+            x, weight, activation="silu", cu_seqlens=offsets(lengths, "cpu"), initial_state=state,
+            final_state_out=state if inplace else None, return_final_state=True,
+        )  # fmt: skip
+        z = kernel.causal_conv1d_update(x[0, :5], final, weight)
+        results.append((y, final, z))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
 
 
 PACKS = {
@@ -149,7 +278,8 @@ def test_seq_idx(kernel, reference, device, ids, states):
         assert torch.equal(final[b].double(), expected[b])
 
 
-def test_packed_rows_do_not_leak(kernel, device):
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1.0])
+def test_packed_rows_do_not_leak(kernel, device, poison):
     """Changing one sequence, to NaN even, changes no bit of another."""
     lengths = [5, 1, 9, 2, 30, 3]
     x = randn(1, 50, 64, dtype=torch.bfloat16, device=device)
@@ -162,7 +292,7 @@ def test_packed_rows_do_not_leak(kernel, device):
         before = kernel.causal_conv1d(x, weight, activation="silu", **packing)
         for n in range(6):
             changed = x.clone()
-            changed[:, cu[n] : cu[n + 1]] = float("nan")
+            changed[:, cu[n] : cu[n + 1]] = poison
             after = kernel.causal_conv1d(changed, weight, activation="silu", **packing)
             others = (seq_idx != n)[0]
             assert torch.equal(before[:, others], after[:, others])
@@ -326,4 +456,16 @@ def test_any_contract(kernel, reference, device, data):
         L = W - 1 + draw(st.integers(0, 2))
         kw["initial_state"] = randn(N, D, L, dtype=draw(st.sampled_from(FLOATS)), device=device)
         kw["state_len"] = L
+        if draw(st.booleans()):
+            kw["has_initial_state"] = torch.tensor(
+                [draw(st.booleans()) for _ in range(N)], device=device
+            )
+        if draw(st.booleans()):
+            S = N + draw(st.integers(0, 3))
+            slots = [
+                slot if draw(st.integers(0, 4)) else draw(st.sampled_from([-1, -7, S, S + 9]))
+                for slot in draw(st.permutations(range(S)))[:N]
+            ]
+            kw["state_indices"] = torch.tensor(slots, dtype=torch.int32, device=device)
+            kw["initial_state"] = randn(S, D, L, dtype=kw["initial_state"].dtype, device=device)
     check(kernel, reference, x, weight, bias, **kw)

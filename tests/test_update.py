@@ -10,7 +10,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cases import FLOATS, assert_rounded, offsets, randn, scale_of
+from cases import (
+    FLOATS,
+    LAYOUTS,
+    assert_rounded,
+    at_offset,
+    every_other,
+    offsets,
+    randn,
+    scale_of,
+)
 
 
 def check(kernel, reference, x, state, weight, bias=None, silu=True, **kw):
@@ -98,6 +107,19 @@ def test_every_accepted_count(kernel, reference, device, drafted, T):
     check(kernel, reference, x, state, randn(D, 4, device=device), num_accepted_tokens=accepted)
 
 
+@pytest.mark.parametrize("mode", ["num_accepted_tokens", "cache_seqlens"])
+def test_a_sequence_of_no_tokens_keeps_its_state(kernel, device, mode):
+    """Zero-length rows pad a batch; their counts may be anything."""
+    x, pool = randn(2, 16, device=device), randn(3, 16, 6, device=device)
+    before = pool.clone()
+    counts = torch.tensor([0, 1, 2], dtype=torch.int32, device=device)
+    cu = offsets([0, 2, 0], device)
+    kernel.causal_conv1d_update(
+        x, pool, randn(16, 4, device=device), cu_seqlens=cu, **{mode: counts}
+    )
+    assert torch.equal(pool[[0, 2]], before[[0, 2]]) and not torch.equal(pool[1], before[1])
+
+
 def test_rollback_equals_never_having_drafted(kernel, device):
     """Draft 4, accept any number, go on: the bits of a run that only saw accepted tokens."""
     D, K = 16, 4
@@ -131,6 +153,62 @@ def test_strided_pool_view_and_projection_slice(kernel, reference, device):
 def test_channel_last_state(kernel, reference, device):
     x, state = randn(3, 64, device=device), randn(3, 3, 64, device=device).transpose(1, 2)
     check(kernel, reference, x, state, randn(64, 4, device=device))
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@pytest.mark.parametrize("L", [3, 5])
+def test_float64_on_cpu(kernel, reference, device, emulated, T, L):
+    if device.type != "cpu" or emulated:
+        pytest.skip("float64 is a CPU dtype")
+    x, state = (torch.randn(2, 20, n, dtype=torch.float64) for n in (T, L))
+    check(kernel, reference, x, state, torch.randn(20, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("elements", range(1, 8))
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("L", [3, 4])
+def test_misaligned_buffers(kernel, device, dtype, elements, L):
+    x, weight = randn(3, 64, dtype=dtype, device=device), randn(64, 4, dtype=dtype, device=device)
+    state = randn(3, 64, L, dtype=dtype, device=device)
+    a, w, s = (at_offset(t, elements) for t in (x, weight, state))
+    out = at_offset(torch.zeros_like(x), elements)
+    y = kernel.causal_conv1d_update(x, state, weight, activation="silu")
+    kernel.causal_conv1d_update(a, s, w, activation="silu", out=out)
+    assert torch.equal(out, y) and torch.equal(s, state)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("mode", ["cache_seqlens", "num_accepted_tokens"])
+def test_every_input_may_be_strided(kernel, device, index, mode):
+    def vector(*values):
+        return torch.tensor(values, dtype=index, device=device)
+
+    x, weight = randn(6, 24, device=device), randn(24, 4, device=device)
+    bias, pool = randn(24, device=device), randn(5, 24, 6, device=device)
+    tensors = (x, pool, weight, bias, vector(4, 0, -1), vector(0, 2, 5, 6), vector(1, 3, 2))
+    spread = [every_other(t) for t in tensors]
+    results = []
+    for x, pool, weight, bias, slots, cu, values in (tensors, spread):
+        y = kernel.causal_conv1d_update(
+            x, pool, weight, bias, "silu", conv_state_indices=slots, cu_seqlens=cu,
+            **{mode: values},
+        )  # fmt: skip
+        results.append((y, pool))
+    for plain, strided in zip(*results, strict=True):
+        assert torch.equal(plain, strided)
+
+
+def test_buffers_allocated_inside_are_all_written(kernel, device, nan_empty):
+    weight, pool = randn(24, 4, device=device), randn(4, 24, 4, device=device)
+    slots = torch.tensor([3, -1, 9], device=device)
+    for x, kw in (
+        (randn(3, 24, device=device), {}),
+        (randn(3, 24, 5, device=device), {}),
+        # rows before, between and after the sequences belong to none
+        (randn(12, 24, device=device), {"cu_seqlens": torch.tensor([1, 3, 5, 8], device=device)}),
+    ):
+        y = kernel.causal_conv1d_update(x, pool, weight, conv_state_indices=slots, **kw)
+        assert not torch.isnan(y).any() and not torch.isnan(pool).any()
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0), (2, 8, 0)])
@@ -167,14 +245,16 @@ def test_any_contract(kernel, reference, device, data):
     L = W - 1 + draw(st.integers(0, 4))
     kind = draw(st.sampled_from(["one", "many", "varlen"]))
     kw = {}
+    layout = draw(st.sampled_from(LAYOUTS))
     if kind == "varlen":
         lengths = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
-        x, N = randn(sum(lengths), D, dtype=dtype, device=device), len(lengths)
+        x, N = randn(sum(lengths), D, dtype=dtype, device=device, layout=layout), len(lengths)
         kw["cu_seqlens"] = offsets(lengths, device)
     else:
         N = draw(st.integers(1, 4))
-        shape = (N, D) if kind == "one" else (N, D, draw(st.integers(1, 6)))
-        x = randn(*shape, dtype=dtype, device=device)
+        shape = (N, D) if kind == "one" else (N, draw(st.integers(1, 6)), D)
+        x = randn(*shape, dtype=dtype, device=device, layout=layout)
+        x = x if kind == "one" else x.transpose(1, 2)
     S = N
     if draw(st.booleans()):
         S = N + draw(st.integers(0, 5))
@@ -188,7 +268,8 @@ def test_any_contract(kernel, reference, device, data):
     elif mode == "accepted":
         counts = [draw(st.integers(0, L - (W - 1))) for _ in range(N)]
         kw["num_accepted_tokens"] = torch.tensor(counts, dtype=torch.int32, device=device)
-    state = randn(S, D, L, dtype=state_dtype, device=device)
+    layout = draw(st.sampled_from(LAYOUTS))
+    state = randn(S, D, L, dtype=state_dtype, device=device, layout=layout)
     weight = randn(D, W, dtype=draw(st.sampled_from([dtype, torch.float32])), device=device)
     bias = randn(D, device=device) if draw(st.booleans()) else None
     check(kernel, reference, x, state, weight, bias, silu=draw(st.booleans()), **kw)

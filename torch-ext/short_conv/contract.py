@@ -10,10 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ._ops import add_op_namespace_prefix
+
 MAX_WIDTH = 8
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 INDICES = (torch.int32, torch.int64)
 ACTIVATIONS = {None: False, "silu": True, "swish": True}
+# A build without CUDA kernels serves the CPU alone.
+DEVICES = tuple(
+    device
+    for device in ("cpu", "cuda")
+    if torch._C._dispatch_has_kernel_for_dispatch_key(
+        add_op_namespace_prefix("fwd"), device.upper()
+    )
+)
 
 
 def activation(name: object) -> bool:
@@ -36,6 +46,51 @@ def no_gradients(**tensors: Tensor | None) -> None:
 def is_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
+def needs_state(
+    state_indices: Tensor | None, has_initial_state: Tensor | None, final_state_out: Tensor | None
+) -> None:
+    """Of a call without initial_state."""
+    if has_initial_state is not None:
+        raise ValueError("has_initial_state must come with initial_state, got initial_state=None")
+    if state_indices is not None and final_state_out is None:
+        raise ValueError(
+            "state_indices must come with the pool that it indexes, got initial_state=None and "
+            "final_state_out=None"
+        )
+
+
+def state_len(columns: object, least: int) -> None:
+    if not isinstance(columns, (int, torch.SymInt)):
+        raise TypeError(f"state_len must be an int, got {type(columns).__name__}")
+    if columns < least:
+        raise ValueError(f"state_len must be at least {least}, got {columns}")
+
+
+def new_state(
+    x: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor | None,
+    columns: int | None,
+    initial_state: Tensor | None,
+) -> None:
+    """What a final state's size is taken from."""
+    _activations("x", x, dims=(3,), shape="[B, T, D]")
+    W = _weight(weight, x, x.shape[2])
+    if cu_seqlens is not None:
+        _offsets(cu_seqlens, x)
+    if initial_state is not None:
+        is_tensor("initial_state", initial_state)
+    if columns is not None:
+        state_len(columns, W - 1)
+
+
+def new_states(x: Tensor, cu_seqlens: Tensor, columns: int) -> None:
+    """The same for `states`."""
+    _activations("x", x, dims=(2,), shape="[T_total, D]")
+    _offsets(cu_seqlens, x)
+    state_len(columns, 0)
 
 
 def fwd(
@@ -152,14 +207,19 @@ def _floats(x: Tensor) -> tuple[torch.dtype, ...]:
 
 def _tensor(name: str, tensor: object, x: Tensor) -> None:
     is_tensor(name, tensor)
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} must be strided, got {tensor.layout}")
     if tensor.device != x.device:
         raise ValueError(f"{name} must be on x's device {x.device}, got {tensor.device}")
 
 
 def _activations(name: str, x: object, dims: tuple[int, ...], shape: str) -> None:
-    is_tensor(name, x)
-    if x.device.type not in ("cpu", "cuda", "meta"):
-        raise NotImplementedError(f"{name} must be on cpu or cuda, got {x.device}")
+    _tensor(name, x, x)
+    if x.device.type not in (*DEVICES, "meta"):
+        raise NotImplementedError(
+            f"{name} must be on {' or '.join(DEVICES)}, where this build has kernels, "
+            f"got {x.device}"
+        )
     if x.dtype == torch.float64 and x.device.type == "cuda":
         raise NotImplementedError(f"{name} in float64 runs on cpu only, got {x.device}")
     if x.dtype not in (*FLOATS, torch.float64):
@@ -272,7 +332,8 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 def _disjoint_columns(a: Tensor, b: Tensor) -> bool:
     """Two column slices of one wider row interleave without sharing an element."""
-    if a.dim() < 2 or (a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype):
+    alike = (a.shape, a.stride(), a.element_size()) == (b.shape, b.stride(), b.element_size())
+    if a.dim() < 2 or not alike:
         return False
     D, pitch = a.shape[-1], a.stride(-2)
     if a.stride(-1) != 1 or pitch <= 0:

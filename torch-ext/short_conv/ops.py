@@ -13,6 +13,9 @@ _fwd = ops.fwd.default
 _update = ops.update.default
 _states = ops.states.default
 
+# What Python and torch raise where an argument is too wrong to size a buffer by.
+_MALFORMED = (AttributeError, IndexError, RuntimeError, TypeError)
+
 
 def causal_conv1d(
     x: Tensor,
@@ -55,8 +58,10 @@ def causal_conv1d(
         out: y's buffer, x's shape and dtype, no overlap with x.
         state_indices: [N] slots: states are then pools [S, D, L] and sequence n uses row
             state_indices[n]. A slot outside [0, S) is a padding sequence: y = 0, nothing touched.
-            Slots must not repeat. Without final_state_out the initial pool is advanced in place.
+            Slots must not repeat. Without final_state_out the initial pool is advanced in place
+            when return_final_state is set. Needs a pool.
         has_initial_state: [N] bool; False starts sequence n from zeros whatever its state holds.
+            Needs initial_state.
 
     Returns:
         y with x's shape, dtype and layout family, or (y, final state).
@@ -70,6 +75,8 @@ def causal_conv1d(
     contract.is_tensor("weight", weight)
     if torch.is_grad_enabled():
         contract.no_gradients(x=x, weight=weight, bias=bias, initial_state=initial_state)
+    if initial_state is None and (state_indices is not None or has_initial_state is not None):
+        contract.needs_state(state_indices, has_initial_state, final_state_out)
     rows, given = x, out
     if cu_seqlens is not None and x.dim() == 3 and x.shape[0] != 1:
         rows = _flattened("x", x)
@@ -82,11 +89,12 @@ def causal_conv1d(
             final_state = initial_state
         else:
             final_state = _new_state(rows, weight, cu_seqlens, state_len, initial_state)
-    if checking.enabled():
-        pool = initial_state if initial_state is not None else final_state
-        checking.fwd(rows, cu_seqlens, seq_idx, state_indices, pool)
     args = (rows, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
             has_initial_state, out, final_state, silu)  # fmt: skip
+    if checking.enabled():
+        contract.fwd(*args)
+        pool = initial_state if initial_state is not None else final_state
+        checking.fwd(rows, cu_seqlens, seq_idx, state_indices, pool)
     _call(_fwd, contract.fwd, args)
     y = given if given is not None else out.view(x.shape) if rows is not x else out
     return (y, final_state) if return_final_state else y
@@ -120,7 +128,7 @@ def causal_conv1d_update(
         conv_state_indices: [N] slots; one outside [0, S) is a padding row: y = 0, nothing touched.
             Slots must not repeat.
         cu_seqlens: [N + 1]; sequence n is rows [cu[n], cu[n+1]) of x. Rows of no sequence are 0,
-            or what `out` held.
+            or what `out` held. A sequence of no tokens leaves its state as it is.
         num_accepted_tokens: [N], for speculative decoding with L = W-1 + K columns: the history
             starts at column a = clamp(num_accepted_tokens[n], 0, K), the one that stood after a of
             the K tokens of the previous call; all later columns are forgotten. Pass K after a
@@ -141,11 +149,12 @@ def causal_conv1d_update(
         contract.no_gradients(x=x, conv_state=conv_state, weight=weight, bias=bias)
     if out is None:
         out = torch.zeros_like(x) if cu_seqlens is not None else torch.empty_like(x)
-    if checking.enabled():
-        checking.update(x, conv_state, weight.shape[1], cache_seqlens, conv_state_indices,
-                        cu_seqlens, num_accepted_tokens)  # fmt: skip
     args = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
             num_accepted_tokens, out, silu)  # fmt: skip
+    if checking.enabled():
+        contract.update(*args)
+        checking.update(x, conv_state, weight.shape[1], cache_seqlens, conv_state_indices,
+                        cu_seqlens, num_accepted_tokens)  # fmt: skip
     _call(_update, contract.update, args)
     return out
 
@@ -185,6 +194,8 @@ def causal_conv1d_fn(
     contract.is_tensor("weight", weight)
     if x.dim() != 3:
         raise ValueError(f"x must be [B, D, T], got {list(x.shape)}")
+    if weight.dim() != 2:
+        raise ValueError(f"weight must be [D, W], got {list(weight.shape)}")
     result = causal_conv1d(
         x.transpose(1, 2),
         weight,
@@ -212,10 +223,23 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
 
     Returns:
         [N, D, state_len] in x's dtype, contiguous.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `causal_conv1d`.
     """
-    N = cu_seqlens.shape[0] - 1
-    final_state = x.new_empty(N, x.shape[-1], state_len)
-    _call(_states, contract.states, (x, cu_seqlens, final_state))
+    contract.is_tensor("x", x)
+    if torch.is_grad_enabled():
+        contract.no_gradients(x=x)
+    try:
+        final_state = x.new_empty((cu_seqlens.shape[0] - 1, x.shape[-1], state_len))
+    except _MALFORMED:
+        contract.new_states(x, cu_seqlens, state_len)
+        raise
+    args = (x, cu_seqlens, final_state)
+    if checking.enabled():
+        contract.states(*args)
+        checking.offsets("cu_seqlens", cu_seqlens, x.shape[0])
+    _call(_states, contract.states, args)
     return final_state
 
 
@@ -244,7 +268,13 @@ def _new_state(
     state_len: int | None,
     initial_state: Tensor | None,
 ) -> Tensor:
-    N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    L = weight.shape[-1] if state_len is None else state_len
-    dtype = x.dtype if initial_state is None else initial_state.dtype
-    return torch.empty(N, x.shape[-1], L, dtype=dtype, device=x.device)
+    try:
+        N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        W = weight.shape[-1]
+        L = W if state_len is None else state_len
+        if L < W - 1:
+            contract.state_len(L, W - 1)
+        return (x if initial_state is None else initial_state).new_empty((N, x.shape[-1], L))
+    except _MALFORMED:
+        contract.new_state(x, weight, cu_seqlens, state_len, initial_state)
+        raise

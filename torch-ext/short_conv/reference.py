@@ -111,6 +111,8 @@ def update(
             rows, result = x[n].double().t(), y[n].t()
         else:
             rows, result = x[n : n + 1].double(), y[n : n + 1]
+        if rows.shape[0] == 0:
+            continue
         old = state[slot].t().clone()
         if cache_seqlens is not None:
             position = int(cache_seqlens[n])

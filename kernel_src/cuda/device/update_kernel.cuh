@@ -50,7 +50,7 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
     Io::store(y + t * p.y.stride_t, out);
     if (p.circular.ptr) write(wrap(position + t, L), in[0]);
   }
-  if (p.circular.ptr) return;
+  if (p.circular.ptr || T == 0) return;
 
   // Column j takes input j + shift of (known columns, then x). In place this ascends when columns
   // move left and descends when rejected tokens make them move right.
