@@ -107,8 +107,11 @@ __device__ inline TileMask dense_mask(const FwdParams& p, bool plain, int64_t b,
                                       int rows, int behind) {
   TileMask m{rows, behind, 0, 0, 0};
   if (plain) return m;  // spares the first wave the parameters' far cache lines
-  if (p.slots.ptr && is_padding(p, b)) m.zeros = ~0u;
-  if (p.initial.ptr && t0 < p.W - 1) m.heads = (1u << (p.W - 1 - t0)) - 1;
+  if (is_padding(p, b)) {
+    m.zeros = ~0u;  // its head item returns at once: the tile writes every row
+  } else if (p.initial.ptr && t0 < p.W - 1) {
+    m.heads = (1u << (p.W - 1 - t0)) - 1;
+  }
   return m;
 }
 
