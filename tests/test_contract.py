@@ -3,8 +3,16 @@ code refuses the same calls by itself, so that nothing depends on Python having 
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from cases import FLOATS
 
 bf16, f32, f64, i32 = torch.bfloat16, torch.float32, torch.float64, torch.int32
 
@@ -26,7 +34,7 @@ def good_update(device) -> dict:
 
 
 def ones(*shape, dtype=f32):
-    return lambda device: torch.ones(*shape, dtype=dtype, device=device)
+    return lambda device: torch.ones(shape, dtype=dtype, device=device)
 
 
 BAD_FWD = {
@@ -143,6 +151,189 @@ def test_update_refuses(kernel, device, case):
     assert refused_by_the_op(kernel, "update", (*(call.get(n) for n in names), out, True))
 
 
+def value(it):
+    return lambda device: it
+
+
+# Arguments so wrong that no buffer can be sized by them.
+MALFORMED = {
+    "cu list": ({"cu_seqlens": value([0, 12])}, TypeError, "cu_seqlens must be a tensor, got list"),
+    "cu scalar": ({"cu_seqlens": ones(dtype=i32)}, ValueError, r"cu_seqlens .* got \[\]"),
+    "x scalar": ({"x": ones()}, ValueError, r"x must be \[B, T, D\], got \[\]"),
+    "weight list": ({"weight": value([1.0])}, TypeError, "weight must be a tensor, got list"),
+    "weight scalar": ({"weight": ones()}, ValueError, r"weight .* got \[\]"),
+    "bias float": ({"bias": value(0.5)}, TypeError, "bias must be a tensor, got float"),
+    "state list": ({"initial_state": value([0])}, TypeError, "initial_state must .* got list"),
+    "final list": ({"final_state_out": value([0])}, TypeError, "final_state must .* got list"),
+    "out list": ({"out": value([0])}, TypeError, "out must be a tensor, got list"),
+    "len short": ({"state_len": value(2)}, ValueError, "state_len must be at least 3, got 2"),
+    "len below 0": ({"state_len": value(-1)}, ValueError, "state_len must be .* got -1"),
+    "len text": ({"state_len": value("4")}, TypeError, "state_len must be an int, got str"),
+    "sparse": ({"x": lambda d: torch.ones(2, 6, 8, device=d).to_sparse()}, ValueError,
+               "x must be strided, got torch.sparse_coo"),
+    "slots alone": (
+        {"initial_state": value(None), "state_indices": ones(2, dtype=i32)},
+        ValueError, "state_indices must come with the pool .* got initial_state=None",
+    ),
+    "flags alone": (
+        {"initial_state": value(None), "has_initial_state": ones(2, dtype=torch.bool)},
+        ValueError, "has_initial_state must come with initial_state, got initial_state=None",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("case", MALFORMED.values(), ids=MALFORMED.keys())
+def test_malformed_arguments_are_named(kernel, device, case, checked):
+    changes, error, text = case
+    call = good_fwd(device) | {name: make(device) for name, make in changes.items()}
+    with kernel.checking(checked), pytest.raises(error, match=text):
+        kernel.causal_conv1d(**call, return_final_state=True)
+    assert kernel.why_not("causal_conv1d", **call, return_final_state=True)
+
+
+def test_varlen_states_refuses(kernel, device):
+    x, cu = torch.randn(6, 8, device=device), torch.tensor([0, 6], device=device)
+    for args, error, text in (
+        (([1.0], cu, 3), TypeError, "x must be a tensor, got list"),
+        ((x[0, 0], cu, 3), ValueError, r"x must be \[T_total, D\], got \[\]"),
+        ((x[None], cu, 3), ValueError, r"x must be \[T_total, D\], got \[1, 6, 8\]"),
+        ((x, [0, 6], 3), TypeError, "cu_seqlens must be a tensor, got list"),
+        ((x, cu.float(), 3), TypeError, "cu_seqlens .* got torch.float32"),
+        ((x, cu, -1), ValueError, "state_len must be at least 0, got -1"),
+        ((x, cu, 1.5), TypeError, "state_len must be an int, got float"),
+        ((x.int(), cu, 3), TypeError, "x must be .* got torch.int32"),
+        ((x.clone().requires_grad_(), cu, 3), NotImplementedError, "x must not require"),
+    ):
+        with pytest.raises(error, match=text):
+            kernel.causal_conv1d_varlen_states(*args)
+    with kernel.checking(), pytest.raises(ValueError, match=r"cu_seqlens\[1\] = 7"):
+        kernel.causal_conv1d_varlen_states(x, torch.tensor([0, 7], device=device), 3)
+
+
+DTYPES = st.sampled_from([*FLOATS, f64, i32, torch.int64, torch.bool])
+
+
+@st.composite
+def near(draw, *shape, dtype):
+    """(shape, dtype, expanded), mostly the right ones."""
+    shape = list(shape)
+    change = draw(st.sampled_from(["no"] * 12 + ["size", "size", "dims", "dtype", "dtype", "0"]))
+    if change == "size" and shape:
+        shape[draw(st.integers(0, len(shape) - 1))] += draw(st.sampled_from([-1, 1]))
+    elif change == "dims":
+        shape = shape[1:] if draw(st.booleans()) else [1, *shape]
+    dtype = draw(DTYPES) if change == "dtype" else dtype
+    return tuple(max(size, 0) for size in shape), dtype, change == "0"
+
+
+def made(spec, device):
+    if spec is None:
+        return None
+    shape, dtype, expanded = spec
+    if expanded and shape:
+        return torch.zeros(1, *shape[1:], dtype=dtype, device=device).expand(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def agree(kernel, name: str, args: tuple) -> None:
+    """The contract and the compiled host code accept and refuse the same calls."""
+    refusals = []
+    for call in (getattr(kernel.ops.contract, name), getattr(kernel.ops.ops, name)):
+        try:
+            call(*args)
+            refusals.append(None)
+        except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+            refusals.append(str(error).split("\n")[0])
+    contract, host = refusals
+    assert (contract is None) == (host is None), f"contract: {contract}; host: {host}"
+
+
+FUZZ = settings(
+    max_examples=400, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+
+
+@FUZZ
+@given(data=st.data())
+def test_contract_and_host_agree_on_fwd(kernel, device, data):
+    draw = data.draw
+    dtype = draw(st.sampled_from([*FLOATS, f64]))
+    wide = draw(st.sampled_from([dtype, f32]))
+    packed, slots = draw(st.booleans()), draw(st.booleans())
+    B, T, D, W = 1 if packed else 2, 5, 6, draw(st.sampled_from([1, 4, 8]))
+    N, L = 3 if packed else B, W
+    S = N + 2 if slots else N
+
+    def maybe(*shape, dtype):
+        return draw(st.none() | near(*shape, dtype=dtype))
+
+    specs = (
+        draw(near(B, T, D, dtype=dtype)),
+        draw(near(D, W, dtype=wide)),
+        maybe(D, dtype=wide),
+        maybe(S, D, L, dtype=bf16),
+        draw(near(N + 1, dtype=i32)) if packed else None,
+        None if packed and draw(st.integers(0, 5)) else maybe(B, T, dtype=i32),
+        draw(near(N, dtype=i32)) if slots else None,
+        maybe(N, dtype=torch.bool),
+        draw(near(B, T, D, dtype=dtype)),
+        maybe(S, D, L, dtype=f32),
+    )
+    agree(kernel, "fwd", (*(made(spec, device) for spec in specs), True))
+
+
+@FUZZ
+@given(data=st.data())
+def test_contract_and_host_agree_on_update(kernel, device, data):
+    draw = data.draw
+    dtype = draw(st.sampled_from([*FLOATS, f64]))
+    kind, slots = draw(st.sampled_from(["one", "many", "varlen"])), draw(st.booleans())
+    N, T, D, W = 3, 2, 6, draw(st.sampled_from([1, 4, 8]))
+    shape = {"one": (N, D), "many": (N, D, T), "varlen": (7, D)}[kind]
+
+    def maybe(*shape, dtype):
+        return draw(st.none() | near(*shape, dtype=dtype))
+
+    specs = (
+        draw(near(*shape, dtype=dtype)),
+        draw(near(N + 2 if slots else N, D, W - 1 + draw(st.integers(0, 1)), dtype=bf16)),
+        draw(near(D, W, dtype=dtype)),
+        maybe(D, dtype=f32),
+        maybe(N, dtype=i32),
+        draw(near(N, dtype=i32)) if slots else None,
+        draw(near(N + 1, dtype=i32)) if kind == "varlen" else None,
+        maybe(N, dtype=torch.int64),
+        draw(near(*shape, dtype=dtype)),
+    )
+    agree(kernel, "update", (*(made(spec, device) for spec in specs), True))
+
+
+@settings(parent=FUZZ, max_examples=300)
+@given(
+    sizes=st.tuples(*[st.integers(1, 4)] * 3), pitch=st.integers(1, 12),
+    starts=st.tuples(st.integers(0, 40), st.integers(0, 40)), same_pitch=st.booleans(),
+)  # fmt: skip
+@example(sizes=(1, 3, 4), pitch=8, starts=(0, 4), same_pitch=True)
+@example(sizes=(1, 3, 4), pitch=8, starts=(0, 3), same_pitch=True)
+def test_contract_and_host_agree_on_overlap(kernel, device, sizes, pitch, starts, same_pitch):
+    """Never accepted when elements are shared; x and out are any two views of one buffer."""
+    B, T, D = sizes
+    base = torch.arange(400.0, device=device)
+    pitches = (pitch, pitch if same_pitch else pitch + 1)
+    x, out = (
+        base.as_strided((B, T, D), (T * p, p, 1), start)
+        for start, p in zip(starts, pitches, strict=True)
+    )
+    shared = set(x.flatten().tolist()) & set(out.flatten().tolist())
+    args = (x, torch.ones(D, 1, device=device), *[None] * 6, out, None, False)
+    agree(kernel, "fwd", args)
+    if shared:
+        with pytest.raises(ValueError, match="out must not overlap x"):
+            kernel.ops.contract.fwd(*args)
+
+
 def test_overlap_is_refused_and_neighbouring_columns_are_not(kernel, device):
     base = torch.randn(2, 6, 24, device=device)
     x, w = base[..., :8], torch.randn(8, 4, device=device)
@@ -175,6 +366,30 @@ def test_gradients_are_refused_by_name(kernel, device, name):
         kernel.causal_conv1d(**call)
     with torch.no_grad():
         kernel.causal_conv1d(**call)
+
+
+@pytest.mark.parametrize("name", ["x", "conv_state", "weight", "bias"])
+def test_update_refuses_gradients_by_name(kernel, device, name):
+    """R61: an in-place state must not be advanced under a graph."""
+    call = good_update(device) | {"bias": torch.randn(8, device=device)}
+    before = call["conv_state"].clone()
+    call[name].requires_grad_()
+    with pytest.raises(NotImplementedError, match=f"{name} must not require a gradient"):
+        kernel.causal_conv1d_update(**call)
+    assert torch.equal(call["conv_state"].detach(), before)
+    assert f"{name} must not" in kernel.why_not("causal_conv1d_update", **call)
+
+
+def test_a_cpu_build_refuses_cuda_tensors(kernel, device):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    if device.type == "cuda":
+        pytest.skip("the CUDA build serves both")
+    with FakeTensorMode():
+        x, w = torch.empty(1, 4, 8, device="cuda"), torch.empty(8, 4, device="cuda")
+        with pytest.raises(NotImplementedError, match="x must be on cpu, .* got cuda:0"):
+            kernel.causal_conv1d(x, w)
+        assert "x must be on cpu" in kernel.why_not("causal_conv1d", x, w)
 
 
 def test_other_devices_are_refused(kernel, device):
@@ -217,6 +432,31 @@ def test_checking_names_the_first_bad_entry(kernel, device, values, text):
     kernel.causal_conv1d(x, w, **packing)  # unchecked: any values, but no fault
     with kernel.checking(), pytest.raises(ValueError, match=text):
         kernel.causal_conv1d(x, w, **packing)
+
+
+def test_environment_variable_checks(kernel, device):
+    program = """
+import sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+k = get_local_kernel(Path(sys.argv[1]), backend="cpu")
+x, w, cu = torch.ones(1, 4, 8), torch.ones(8, 4), torch.tensor([0, 5])
+try:
+    k.causal_conv1d(x, w, cu_seqlens=cu)
+except ValueError as error:
+    print(error)
+"""
+    if device.type == "cuda":
+        pytest.skip("one build is enough")
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program, os.path.dirname(kernel.__file__)],
+            env={**os.environ, "SHORT_CONV_CHECK": flag}, check=True, capture_output=True,
+            text=True,
+        ).stdout
+        for flag in ("1", "0")
+    ]  # fmt: skip
+    assert "got cu_seqlens[1] = 5" in said[0] and said[1] == ""
 
 
 def test_checking_slots_and_counts(kernel, device):
