@@ -132,6 +132,71 @@ def test_compile_packed(kernel, device, compiled):
     assert len(compiled.graphs) == 1
 
 
+def test_compile_drop_in_and_layers(kernel, device, compiled):
+    """Channels before time, as models call it, with seq_idx, and decode of several tokens."""
+    w, b = torch.randn(32, 4, device=device), torch.randn(32, device=device)
+    fn, update = kernel.layers.causal_conv1d_fn(), kernel.layers.causal_conv1d_update()
+
+    def run(x, ids, state):
+        y, final = kernel.causal_conv1d_fn(x, w, b, return_final_states=True, activation="silu")
+        z = fn(x, w, b, activation="silu", seq_idx=ids)
+        return y, final, z, update(x, state, w, b, "silu")
+
+    step = compiled(run)
+    for T in (4, 5, 9, 33):
+        x = torch.randn(2, T, 32, device=device).transpose(1, 2)
+        ids = torch.arange(T, device=device).expand(2, T) // 3
+        a, c = (torch.ones(2, 32, 4, device=device) for _ in range(2))
+        for got, expected in zip(step(x, ids, a), run(x, ids, c), strict=True):
+            assert torch.equal(got, expected)
+        assert torch.equal(a, c)
+    assert len(compiled.graphs) == 1
+
+
+def test_compile_slots_with_a_dynamic_batch(kernel, device, compiled):
+    w = torch.randn(32, 4, device=device)
+
+    def step(x, pool, slots):
+        return kernel.causal_conv1d_update(x, pool, w, conv_state_indices=slots) * 2
+
+    run = compiled(step)
+    pools = [torch.ones(20, 32, 4, device=device) for _ in range(2)]
+    for n in (3, 5, 12):
+        x, slots = torch.randn(n, 32, device=device), torch.arange(n, device=device) - 1
+        assert torch.equal(run(x, pools[0], slots), step(x, pools[1], slots))
+        assert torch.equal(*pools)
+    assert len(compiled.graphs) == 1
+
+
+def test_compile_says_what_is_wrong(kernel, device, compiled):
+    run = compiled(lambda x, w: kernel.causal_conv1d(x, w))
+    with pytest.raises(Exception, match=r"weight must have shape \[D, W\] with D=8"):
+        run(torch.ones(1, 4, 8, device=device), torch.ones(7, 4, device=device))
+    with pytest.raises(Exception, match="weight must not require a gradient"):
+        run(
+            torch.ones(1, 4, 8, device=device),
+            torch.ones(8, 4, device=device, requires_grad=True),
+        )
+
+
+def test_export_decode_mutates_its_state(kernel, device):
+    class Decode(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", torch.randn(32, 4, device=device))
+            self.register_buffer("state", torch.ones(2, 32, 4, device=device))
+
+        def forward(self, x):
+            return kernel.causal_conv1d_update(x, self.state, self.weight, activation="silu")
+
+    module = Decode()
+    program = torch.export.export(module, (torch.randn(2, 32, device=device),)).module()
+    for _ in range(3):
+        x = torch.randn(2, 32, device=device)
+        assert torch.equal(program(x), module(x))
+    assert torch.equal(program.state, module.state)
+
+
 def test_export_keeps_the_op(kernel, device):
     w = torch.randn(32, 4, device=device)
 

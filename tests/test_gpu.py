@@ -36,6 +36,48 @@ def test_current_stream_and_lifetime(kernel, device):
         assert torch.equal(y, expected)
 
 
+@pytest.mark.parametrize("other", [1])
+def test_r60_a_device_that_is_not_current(kernel, device, other):
+    """Right answers, the current device left as it was, mixed devices refused."""
+    if torch.cuda.device_count() <= other:
+        pytest.skip("needs two GPUs")
+    there = torch.device("cuda", other)
+    x, w = torch.randn(1, 500, 256, device=device), torch.randn(256, 4, device=device)
+    y, state = kernel.causal_conv1d(x, w, return_final_state=True)
+    far, moved = kernel.causal_conv1d(x.to(there), w.to(there), return_final_state=True)
+    assert far.device == there and torch.equal(far.to(device), y)
+    z = kernel.causal_conv1d_update(x[:, 0], state, w)
+    far = kernel.causal_conv1d_update(x[:, 0].to(there), moved, w.to(there))
+    assert torch.equal(far.to(device), z) and torch.equal(moved.to(device), state)
+    assert torch.cuda.current_device() == device.index or device.index is None
+    with pytest.raises(ValueError, match="weight must be on x's device cuda:1, got cuda:0"):
+        kernel.causal_conv1d(x.to(there), w)
+
+
+@pytest.fixture
+def no_sync():
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def test_no_call_waits_for_the_device(kernel, device, no_sync):
+    x, w = torch.randn(1, 40, 64, device=device), torch.randn(64, 4, device=device)
+    cu = torch.arange(0, 41, 10, dtype=torch.int32, device=device)
+    pool = torch.randn(6, 64, 6, device=device)
+    slots = torch.arange(4, device=device)
+    kernel.causal_conv1d(
+        x, w, cu_seqlens=cu, initial_state=pool, state_indices=slots, return_final_state=True,
+        has_initial_state=torch.ones(4, dtype=torch.bool, device=device),
+    )  # fmt: skip
+    kernel.causal_conv1d(x, w, seq_idx=torch.zeros(1, 40, dtype=torch.int32, device=device))
+    kernel.causal_conv1d_update(
+        x[0], pool, w, conv_state_indices=slots, cu_seqlens=cu, num_accepted_tokens=slots
+    )
+    kernel.causal_conv1d_varlen_states(x[0], cu, 4)
+    assert kernel.why_not("causal_conv1d", x, w, cu_seqlens=cu) is None
+
+
 def capture(run):
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -86,6 +128,33 @@ def test_graph_replay_of_decode_with_rewritten_slots(kernel, device):
             x, twin, w, activation="silu", conv_state_indices=slots
         )
         assert torch.equal(y, expected) and torch.equal(pool, twin)
+
+
+def test_graph_replay_of_speculation_with_rewritten_counts(kernel, device):
+    """Varlen rows of a padded batch: offsets, slots and accepted counts all change on replay."""
+    x, w = torch.randn(12, 256, device=device), torch.randn(256, 4, device=device)
+    pool = torch.randn(6, 256, 7, device=device)
+    cu, slots, accepted = (
+        torch.tensor(v, dtype=torch.int32, device=device)
+        for v in ([0, 4, 8, 12], [0, 1, 2], [4, 4, 4])
+    )
+    packing = {"cu_seqlens": cu, "conv_state_indices": slots, "num_accepted_tokens": accepted}
+    out, start = torch.empty_like(x), pool.clone()
+    graph, _ = capture(lambda: kernel.causal_conv1d_update(x, pool, w, out=out, **packing))
+    pool.copy_(start)
+    twin = start.clone()
+    for c, s, a in (
+        ([0, 4, 8, 12], [5, 0, 3], [0, 1, 4]),
+        ([0, 1, 1, 12], [1, -1, 2], [3, 2, 2]),
+        ([0, 0, 0, 0], [0, 1, 2], [0, 0, 0]),
+    ):
+        for tensor, values in zip((cu, slots, accepted), (c, s, a), strict=True):
+            tensor.copy_(torch.tensor(values, device=device))
+        x.normal_()
+        graph.replay()
+        again = out.clone()
+        kernel.causal_conv1d_update(x, twin, w, out=again, **packing)
+        assert torch.equal(out, again) and torch.equal(pool, twin)
 
 
 @pytest.mark.parametrize("pitch, T", [(36864, 58300), (36864, 120000)])

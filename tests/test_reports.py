@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cases import assert_rounded, scale_of
+
 TAPS = [1000, 100, 10, 1]
 H = [7, 8, 9]
 D = 8
@@ -90,6 +92,38 @@ def test_table_packed(kernel, device, case):
     assert columns(final) == finals
 
 
+@pytest.mark.parametrize("case", PACKED.values(), ids=PACKED.keys())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_table_packed_in_16_bits(kernel, device, case, dtype):
+    """Taps 8, 4, 2, 1 on digits up to 9: every partial sum is exact in bf16, so bits must agree."""
+    x, bounds, histories, _, _ = case
+    weight = [8, 4, 2, 1]
+    y = []
+    for n, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        stream = (histories[n] if histories else [0, 0, 0]) + x[a:b]
+        y += [sum(w * v for w, v in zip(weight, stream[t:], strict=False)) for t in range(b - a)]
+    initial = None if histories is None else state(*histories, device=device, dtype=dtype)
+    got = kernel.causal_conv1d(
+        rows(x, device, dtype), taps(device, weight, dtype), cu_seqlens=cu(bounds, device),
+        initial_state=initial,
+    )  # fmt: skip
+    assert spelled(got) == y
+
+
+@pytest.mark.parametrize("channels", [64, 72])
+def test_r01_forward_and_one_decode_step(kernel, reference, device, channels):
+    """The smoke test of a binary: a miscompiled one was off by 0.5 and left the state alone."""
+    x = torch.randn(1, 33, channels, device=device).bfloat16()
+    w = torch.randn(channels, 4, device=device).bfloat16()
+    y, s = kernel.causal_conv1d(x[:, :32], w, return_final_state=True, state_len=3)
+    exact, _ = reference.fwd(x, w)
+    assert_rounded(y, exact[:, :32], scale_of(x, w, None))
+    old = s.clone()
+    z = kernel.causal_conv1d_update(x[:, 32], s, w)
+    assert_rounded(z, exact[:, 32], scale_of(x, w, None))
+    assert torch.equal(s, torch.cat([old[..., 1:], x[:, 32, :, None]], -1))
+
+
 def test_r02a_oversized_state(kernel, device):
     s = state([3, 4, 7, 8, 9], device=device)
     assert spelled(kernel.causal_conv1d_update(rows([1], device)[0], s, taps(device))) == [7891]
@@ -146,6 +180,15 @@ def test_r07_products_are_not_rounded(kernel, device):
     assert spelled(kernel.causal_conv1d(x, w))[1] == 2.0**-14
 
 
+def test_r09_packed_rows_equal_rows_alone(kernel, device):
+    lengths = [3, 1, 2, 40, 17]
+    x, w = torch.randn(1, 63, D, device=device).bfloat16(), torch.randn(D, 4, device=device)
+    bounds = [0, 3, 4, 6, 46, 63]
+    y = kernel.causal_conv1d(x, w, activation="silu", cu_seqlens=cu(bounds, device))
+    alone = [kernel.causal_conv1d(part, w, activation="silu") for part in x.split(lengths, 1)]
+    assert torch.equal(y, torch.cat(alone, 1))
+
+
 def test_r11_packed_width_three(kernel, device):
     y = kernel.causal_conv1d(
         rows([1, 2, 3, 4, 5, 6], device), taps(device, [100, 10, 1]),
@@ -182,6 +225,33 @@ def test_r15_shards_chained_by_state(kernel, device, cuts):
         carried = torch.zeros_like(carried) if end in ends else final[-1]
         begin = end
     assert torch.equal(torch.cat(parts, 1), whole)
+
+
+def test_r17_prefill_and_decode_rows_in_one_call(kernel, device):
+    """P7 through the update of a pool: a prompt, a decode row and a continued chunk."""
+    pool = state(H, [2, 3, 5], [0, 0, 0], device=device)
+    y = kernel.causal_conv1d_update(
+        rows([1, 2, 3, 4, 5, 6], device)[0], pool, taps(device), cu_seqlens=cu([0, 3, 4, 6], device)
+    )
+    assert spelled(y) == [7891, 8912, 9123, 2354, 5, 56]
+    assert columns(pool) == [[1, 2, 3], [3, 5, 4], [0, 5, 6]]
+
+
+def test_r18_one_answer_for_every_layout(kernel, device):
+    """With seq_idx, an initial and a final state; the layout of y is x's."""
+    values = torch.randn(2, 24, 9, device=device)
+    wide = torch.empty(2, 9, 61, device=device)
+    last = values.transpose(1, 2).contiguous().transpose(1, 2)
+    views = [values, last, *(wide[..., i : i + 24].transpose(1, 2).copy_(last) for i in (0, 1, 31))]
+    w, initial = torch.randn(24, 4, device=device), torch.randn(2, 24, 3, device=device)
+    ids = torch.tensor([[0] * 2 + [1] * 7, [3] * 9], dtype=torch.int32, device=device)
+    first = None
+    for x in views:
+        x.copy_(values)
+        y, final = kernel.causal_conv1d_fn(x, w, None, ids, initial, True, activation="silu")
+        first = first or (y, final)
+        assert torch.equal(y, first[0]) and torch.equal(final, first[1])
+        assert (y.stride(2) == 1) == (x.stride(2) == 1)
 
 
 @pytest.mark.parametrize("bounds", [[0, 0, 3], [0, 3, 3], [0, 0, 0, 0]])
@@ -224,6 +294,26 @@ def test_r31_stale_slot(kernel, device, stale):
     )  # fmt: skip
     assert spelled(y) == [1, 12]
     assert columns(pool) == [[0, 1, 2]]
+
+
+def test_r32_one_token_with_or_without_a_time_axis(kernel, device):
+    states = [state(H, H, device=device) for _ in range(2)]
+    x = torch.randn(2, D, device=device)
+    flat = kernel.causal_conv1d_update(x, states[0], taps(device))
+    deep = kernel.causal_conv1d_update(x[..., None], states[1], taps(device))
+    assert flat.shape == (2, D) and deep.shape == (2, D, 1)
+    assert torch.equal(flat, deep[..., 0]) and torch.equal(*states)
+
+
+@pytest.mark.parametrize("B", [1, 2])
+def test_r35_left_padding_does_not_depend_on_the_batch(kernel, device, B):
+    x = rows([5, 6, 1, 2], device).repeat(B, 1, 1)
+    ids = torch.tensor([[-1, -1, 0, 0]], dtype=torch.int32, device=device).repeat(B, 1)
+    y, final = kernel.causal_conv1d(
+        x, taps(device), seq_idx=ids, return_final_state=True, state_len=3
+    )
+    assert spelled(y) == [0, 0, 1, 12] * B
+    assert columns(final) == [[0, 1, 2]] * B
 
 
 def test_r36_bias_reaches_pads_unless_masked_after(kernel, device):

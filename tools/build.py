@@ -10,13 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+
 import abi
 import package
 import project
 import toolchain
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column, Table
 
 STEP = re.compile(r"\[(\d+)/(\d+)\] ")
 console = Console(stderr=True)

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from kernels._rust import Digest, DigestAlgorithm
+
 from project import Project
 
 OPS = '''import torch
