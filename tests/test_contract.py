@@ -257,7 +257,9 @@ FUZZ = settings(
 
 @FUZZ
 @given(data=st.data())
-def test_contract_and_host_agree_on_fwd(kernel, device, data):
+def test_contract_and_host_agree_on_fwd(kernel, device, emulated, data):
+    if emulated:
+        pytest.skip("CUDA kernels under CPU tensors, whose float64 the contract allows")
     draw = data.draw
     dtype = draw(st.sampled_from([*FLOATS, f64]))
     wide = draw(st.sampled_from([dtype, f32]))
@@ -286,7 +288,9 @@ def test_contract_and_host_agree_on_fwd(kernel, device, data):
 
 @FUZZ
 @given(data=st.data())
-def test_contract_and_host_agree_on_update(kernel, device, data):
+def test_contract_and_host_agree_on_update(kernel, device, emulated, data):
+    if emulated:
+        pytest.skip("CUDA kernels under CPU tensors, whose float64 the contract allows")
     draw = data.draw
     dtype = draw(st.sampled_from([*FLOATS, f64]))
     kind, slots = draw(st.sampled_from(["one", "many", "varlen"])), draw(st.booleans())
