@@ -49,6 +49,19 @@ inline bool fwd_vectorized(const FwdParams& p) {
           (vectorizable(p.y, p.dtype, kFwdLanes, p.B, p.T, p.D) && packed(p.weight, p.W)));
 }
 
+// Threads of 16 bytes of one channel's rows. Untuned.
+constexpr int kChannelFirstThreads = 128;
+
+// [B, D, T] memory whose rows of a channel fill whole 16-byte accesses.
+inline bool fwd_channel_first(const FwdParams& p) {
+  const int64_t elements = 16 / size_of(p.dtype);
+  auto whole = [&](const Rows& r) {
+    return r.stride_t == 1 && aligned(r.ptr, 16) && (p.B <= 1 || r.stride_b % elements == 0) &&
+           (p.D <= 1 || r.stride_d % elements == 0);
+  };
+  return p.y.ptr && p.T % elements == 0 && whole(p.x) && whole(p.y);
+}
+
 // Channels a thread takes when it moves whole state rows: at B 256, D 8192 on an H200, 2 channels
 // (16 bytes of a bf16 state of 4 columns) took 1.25 of a copy of the state, 4 took 1.39, 8 1.73.
 constexpr int update_lanes(int state_size, int len) { return 2 * state_size * len % 8 ? 4 : 2; }

@@ -1,6 +1,7 @@
 // Run-time problem -> fwd_kernel instantiation and grid, for one x dtype.
 #pragma once
 
+#include "../device/channel_first_kernel.cuh"
 #include "../device/fwd_kernel.cuh"
 #include "config.h"
 #include "grid.h"
@@ -30,9 +31,26 @@ cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
   return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens, Packing::kDense>(p, stream);
 }
 
+template <typename x_t, int kWidth, bool kExact>
+cudaError_t launch_channel_first(const FwdParams& p, cudaStream_t stream) {
+  constexpr int kTokens = kChannelFirstThreads * 16 / sizeof(x_t);
+  const cudaError_t error =
+      launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads>,
+             ceil_div(p.T, kTokens), p.B * p.D, kChannelFirstThreads, stream, p);
+  if (error != cudaSuccess || (!p.initial.ptr && !p.final.ptr)) return error;
+  // The tiles above left out what depends on states, and the head items read none of their writes.
+  const FwdGrid heads{0, 0, static_cast<uint32_t>(p.N), false};
+  return launch(
+      fwd_kernel<StridedIo<x_t>, kMaxWidth, false, kFwdThreads, kFwdTokens, Packing::kPacked>,
+      ceil_div(p.D, kFwdThreads), p.N, kFwdThreads, stream, heads, p);
+}
+
 template <typename x_t>
 cudaError_t launch_fwd_typed(const FwdParams& p, cudaStream_t stream) {
   using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
+  if (!fwd_vectorized(p) && fwd_channel_first(p))
+    return p.W == 4 ? launch_channel_first<x_t, 4, true>(p, stream)
+                    : launch_channel_first<x_t, kMaxWidth, false>(p, stream);
   if (!fwd_vectorized(p)) return launch_fwd_kernel<StridedIo<x_t>, kMaxWidth, false>(p, stream);
   switch (p.W) {
     case 2: return launch_fwd_kernel<Io, 2, true>(p, stream);

@@ -1,0 +1,88 @@
+// Bulk forward of [B, D, T] memory: unit stride along T, as Mamba code passes it. A thread takes
+// kElems neighbouring rows of one channel, 16 bytes, so that a warp reads 512 contiguous bytes.
+// States are the head items' business (fwd_kernel.cuh), launched apart.
+#pragma once
+
+#include "math.cuh"
+#include "segments.cuh"
+
+namespace short_conv::cuda {
+
+template <typename x_t, int kWidth, bool kExact>
+struct RowSpan {
+  static constexpr int kElems = 16 / sizeof(x_t);
+  static constexpr int kBefore = (kWidth - 2 + kElems) / kElems * kElems;  // whole vectors
+  using Vec = VecIo<x_t>;
+
+  float v[kBefore + kElems];
+
+  // Rows t0 - kBefore .. t0 + kElems - 1; those before the row's first read as 0.
+  __device__ void load(const x_t* x, int64_t t0) {
+#pragma unroll
+    for (int i = 0; i < kBefore + kElems; i += kElems) {
+      const int64_t t = t0 - kBefore + i;
+      typename Vec::Unit unit[Vec::kUnits];
+      if (t >= 0) {
+        Vec::unpack(Vec::load(x + t), unit);
+#pragma unroll
+        for (int e = 0; e < kElems; ++e) v[i + e] = lane(unit, e);
+      } else {
+#pragma unroll
+        for (int e = 0; e < kElems; ++e) v[i + e] = 0.0f;
+      }
+    }
+  }
+
+  // Output of row t0 + j, of whose history only the last `age` rows are its own sequence's.
+  __device__ float output(const Taps<StridedIo<x_t>, kWidth, kExact>& taps, int j, int age,
+                          bool silu_follows) const {
+    float acc = taps.bias[0];
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      const int back = kWidth - 1 - k;
+      if (kExact || k >= taps.first)
+        acc = fmaf(taps.w[k][0], back <= age ? v[kBefore + j - back] : 0.0f, acc);
+    }
+    return silu_follows ? silu<x_t>(acc) : acc;
+  }
+};
+
+template <typename x_t, int kWidth, bool kExact, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    channel_first_kernel(const __grid_constant__ FwdParams p) {
+  using Span = RowSpan<x_t, kWidth, kExact>;
+  constexpr int kElems = Span::kElems;
+  const int64_t item = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int64_t t0 = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElems;
+  if (item >= p.B * p.D || t0 >= p.T) return;
+  const int64_t b = item / p.D, c = item - b * p.D;
+
+  Span rows;
+  rows.load(static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d, t0);
+  const Taps<StridedIo<x_t>, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
+  const int behind = static_cast<int>(t0 < p.W - 1 ? t0 : p.W - 1);
+  const bool plain = !p.initial.ptr && !p.slots.ptr;
+  const TileMask mask = p.cu_seqlens.ptr ? cu_seqlens_mask(p, t0, kElems)
+                        : p.seq_idx.ptr  ? seq_idx_mask(p, b, t0, kElems)
+                                         : dense_mask(p, plain, b, t0, kElems, behind);
+
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d + t0;
+  using Vec = VecIo<x_t>;
+  typename Vec::Unit out[Vec::kUnits];
+  int age = mask.history;
+#pragma unroll
+  for (int j = 0; j < kElems; ++j) {
+    if (mask.starts >> j & 1) age = 0;
+    lane(out, j) = mask.zeros >> j & 1 ? 0.0f : rows.output(taps, j, age, p.silu);
+    ++age;
+  }
+  if (!mask.heads) {
+    Vec::store(y, out);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < kElems; ++j)
+    if (!(mask.heads >> j & 1) || (mask.zeros >> j & 1)) y[j] = from_float<x_t>(lane(out, j));
+}
+
+}  // namespace short_conv::cuda
