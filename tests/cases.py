@@ -51,6 +51,9 @@ def randn(*shape: int, dtype=torch.float32, device="cpu", layout: str = "contigu
         view = base[..., 1 : 1 + D]
     elif layout == "channel_first":
         view = torch.full((*lead, D, T), float("nan"), dtype=dtype, device=device).transpose(-1, -2)
+    elif layout == "channel_first_slice":  # a window of longer rows, off every alignment
+        base = torch.full((*lead, D, T + 5), float("nan"), dtype=dtype, device=device)
+        view = base[..., 3 : 3 + T].transpose(-1, -2)
     elif layout == "scattered":
         base = torch.full((*lead, T * 2, D * 3), float("nan"), dtype=dtype, device=device)
         view = base[..., ::2, ::3]
@@ -59,7 +62,7 @@ def randn(*shape: int, dtype=torch.float32, device="cpu", layout: str = "contigu
     return view.copy_(values)
 
 
-LAYOUTS = ("contiguous", "slice", "odd", "channel_first", "scattered")
+LAYOUTS = ("contiguous", "slice", "odd", "channel_first", "channel_first_slice", "scattered")
 
 
 def at_offset(tensor: torch.Tensor, elements: int) -> torch.Tensor:

@@ -26,7 +26,7 @@ def check(kernel, reference, x, weight, bias=None, **kw):
     silu = kw.pop("silu", True)
     initial = kw.get("initial_state")
     kept = None if initial is None else initial.clone()
-    out = torch.full_like(x, float("nan"))
+    out = kw.pop("out", torch.empty_like(x)).fill_(float("nan"))
     result = kernel.causal_conv1d(
         x, weight, bias, activation="silu" if silu else None, out=out, **kw
     )
@@ -58,6 +58,30 @@ def test_dense(kernel, reference, device, layout, dtype, T):
     x = randn(2, T, D, dtype=dtype, device=device, layout=layout)
     weight = randn(D, 4, dtype=dtype, device=device)
     check(kernel, reference, x, weight, return_final_state=True)
+
+
+@pytest.mark.parametrize("packing", ["dense", "cu_seqlens", "seq_idx"])
+@pytest.mark.parametrize("T", [31, 32, 33, 64, 255, 257, 700])
+@pytest.mark.parametrize("D", [5, 64, 130])
+def test_layouts_agree_bitwise(kernel, device, packing, T, D):
+    """Several tiles along time and channels, in x and in y, with states."""
+    values, weight = randn(1, T, D, dtype=torch.bfloat16, device=device), randn(D, 4, device=device)
+    cu = torch.tensor([0, 2, 2, T // 2, T - 3], dtype=torch.int32, device=device)
+    ids = (torch.arange(T, device=device) // 19)[None].int()
+    kw = {"dense": {}, "cu_seqlens": {"cu_seqlens": cu}, "seq_idx": {"seq_idx": ids}}[packing]
+    initial = randn(4 if packing == "cu_seqlens" else 1, D, 4, device=device)
+    expected, state = kernel.causal_conv1d(
+        values, weight, activation="silu", initial_state=initial, return_final_state=True, **kw
+    )
+    for layout, out_layout in itertools.product(LAYOUTS, LAYOUTS):
+        x = randn(1, T, D, dtype=torch.bfloat16, device=device, layout=layout).copy_(values)
+        out = randn(1, T, D, dtype=torch.bfloat16, device=device, layout=out_layout)
+        y, final = kernel.causal_conv1d(
+            x, weight, activation="silu", initial_state=initial, return_final_state=True, out=out,
+            **kw,
+        )  # fmt: skip
+        assert torch.equal(y, expected), (layout, out_layout)
+        assert torch.equal(final, state), (layout, out_layout)
 
 
 @pytest.mark.parametrize("W", range(1, 9))
@@ -443,7 +467,9 @@ def test_any_contract(kernel, reference, device, data):
     x = randn(B, T, D, dtype=dtype, device=device, layout=draw(st.sampled_from(LAYOUTS)))
     weight = randn(D, W, dtype=draw(st.sampled_from([dtype, torch.float32])), device=device)
     bias = randn(D, device=device) if draw(st.booleans()) else None
-    kw = {"silu": draw(st.booleans()), "return_final_state": draw(st.booleans())}
+    out = randn(B, T, D, dtype=dtype, device=device, layout=draw(st.sampled_from(LAYOUTS)))
+    around = out.untyped_storage().nbytes() // out.element_size() - out.numel()
+    kw = {"silu": draw(st.booleans()), "return_final_state": draw(st.booleans()), "out": out}
     N = B
     if packing == "cu_seqlens":
         kw["cu_seqlens"], N = offsets(lengths, device), len(lengths)
@@ -469,3 +495,5 @@ def test_any_contract(kernel, reference, device, data):
             kw["state_indices"] = torch.tensor(slots, dtype=torch.int32, device=device)
             kw["initial_state"] = randn(S, D, L, dtype=kw["initial_state"].dtype, device=device)
     check(kernel, reference, x, weight, bias, **kw)
+    everything = torch.empty(0, dtype=dtype, device=device).set_(out.untyped_storage())
+    assert torch.isnan(everything).sum() == around  # nothing but the view was written
