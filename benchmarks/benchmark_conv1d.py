@@ -368,11 +368,13 @@ def measure(providers: Providers, case: Case, names: list[str], repeats: int, ho
             if name in failed:
                 continue
             try:
-                us.setdefault(name, []).append(replay_us(calls * passes, repeats))
+                figure = replay_us(calls * passes, repeats)
             except Exception as error:
                 if name in ("copy_", "short-conv"):
                     raise
                 failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+                continue
+            us.setdefault(name, []).append(figure)
     result = {"case": str(case), **asdict(case), "bytes": case.bytes, "failed": failed}
     result["us"] = {name: round(min(values), 3) for name, values in us.items()}
     if host:
