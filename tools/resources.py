@@ -64,7 +64,9 @@ def main() -> None:
             table[name][arch] = int(registers), int(stack)
     archs = sorted({arch for row in table.values() for arch in row})
     print("# Registers and occupancy of the CUDA kernels\n")
-    print("Made by `python tools/resources.py`. A cell is registers a thread / occupancy in percent;")
+    print(
+        "Made by `python tools/resources.py`. A cell is registers a thread / occupancy in percent;"
+    )
     print("a kernel that uses stack (spills) would show it behind a `+`.\n")
     print("| kernel |" + "".join(f" sm_{a} |" for a in archs))
     print("|---|" + "---|" * len(archs))
