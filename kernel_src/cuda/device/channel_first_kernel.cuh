@@ -34,6 +34,7 @@ struct RowSpan {
   }
 
   // Output of row t0 + j, of whose history only the last `age` rows are its own sequence's.
+  template <bool kMasked>
   __device__ float output(const Taps<StridedIo<x_t>, kWidth, kExact>& taps, int j, int age,
                           bool silu_follows) const {
     float acc = taps.bias[0];
@@ -41,7 +42,7 @@ struct RowSpan {
     for (int k = 0; k < kWidth; ++k) {
       const int back = kWidth - 1 - k;
       if (kExact || k >= taps.first)
-        acc = fmaf(taps.w[k][0], back <= age ? v[kBefore + j - back] : 0.0f, acc);
+        acc = fmaf(taps.w[k][0], !kMasked || back <= age ? v[kBefore + j - back] : 0.0f, acc);
     }
     return silu_follows ? silu<x_t>(acc) : acc;
   }
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t item = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
   const int64_t t0 = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElems;
   if (item >= p.B * p.D || t0 >= p.T) return;
-  const int64_t b = item / p.D, c = item - b * p.D;
+  const int64_t b = p.B == 1 ? 0 : item / p.D, c = item - b * p.D;
 
   Span rows;
   rows.load(static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d, t0);
@@ -69,11 +70,17 @@ __global__ void __launch_bounds__(kThreads)
   x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d + t0;
   using Vec = VecIo<x_t>;
   typename Vec::Unit out[Vec::kUnits];
+  if (mask.history == behind && !(mask.starts | mask.zeros | mask.heads)) {
+#pragma unroll
+    for (int j = 0; j < kElems; ++j) lane(out, j) = rows.template output<false>(taps, j, 0, p.silu);
+    Vec::store(y, out);
+    return;
+  }
   int age = mask.history;
 #pragma unroll
   for (int j = 0; j < kElems; ++j) {
     if (mask.starts >> j & 1) age = 0;
-    lane(out, j) = mask.zeros >> j & 1 ? 0.0f : rows.output(taps, j, age, p.silu);
+    lane(out, j) = mask.zeros >> j & 1 ? 0.0f : rows.template output<true>(taps, j, age, p.silu);
     ++age;
   }
   if (!mask.heads) {

@@ -7,17 +7,25 @@
 
 #include "math.cuh"
 #include "segments.cuh"
+#include "state_row.cuh"
 
 namespace short_conv::cuda {
 
-// How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory;
-// y, carried on by z past its limit, counts tiles first and then head items.
+// How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory.
+// Laid out: y is the tile of a batch row and z the row, which spares each block a division before
+// its first load (1.10 against 1.01 of a copy at [4, 4096, 12288]); head items follow from z = B
+// on, y fastest. Flat, where a row or the batch is too long for that: y, carried on by z, counts
+// the tiles of all rows and then the head items.
 struct FwdGrid {
   uint32_t tiles_per_row;  // of one batch row
-  uint32_t tiles;          // of all batch rows
   uint32_t heads;
-  bool plain;  // no initial state and no slots: dense tiles need no mask
+  bool flat;
+  bool plain;       // no initial state and no slots: dense tiles need no mask
+  bool state_rows;  // whole rows [D, W] of x's dtype, so that head items move them by vectors
 };
+
+// Sequences that a head item takes one after the other: short ones would be all block launches.
+constexpr int kHeadSequences = 4;
 
 enum class Packing { kDense, kPacked };
 
@@ -102,8 +110,63 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
   }
 }
 
+// A head item whose states are whole contiguous rows [D, W]: 16 bytes a thread each way.
+template <typename Io, int kWidth>
+__device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& taps, int64_t b,
+                              int64_t slot, int64_t c, Span first, Span last, bool has_initial) {
+  using x_t = typename Io::x_t;
+  constexpr int kLanes = Io::kLanes;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c;
+  StateRow<x_t, kLanes, kWidth> before, after;
+  if (has_initial) {
+    before.load(static_cast<const x_t*>(p.initial.ptr) + slot * p.initial.stride_n + c * kWidth);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kLanes * kWidth; ++i)
+      before(i / kWidth, i % kWidth) = from_float<x_t>(0.0f);
+  }
+  if (p.initial.ptr && p.y.ptr) {
+    x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c;
+    Window<Io, kWidth> window;
+#pragma unroll
+    for (int k = 1; k < kWidth; ++k)
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i)
+        lane(window.row[kWidth - 1 - k], i) = to_float(before(i, kWidth - k));
+#pragma unroll
+    for (int k = 0; k < kWidth - 1; ++k) {
+      const int64_t t = first.start + k;
+      if (t >= first.end) break;
+      if (p.seq_idx.ptr && SeqIdx{p, b}.id(t) != SeqIdx{p, b}.id(first.start)) continue;
+      typename Io::Unit in[Io::kUnits], out[Io::kUnits];
+      Io::unpack(Io::load(x + t * p.x.stride_t), in);
+      window.step(taps, in, p.silu, out);
+      Io::store(y + t * p.y.stride_t, out);
+    }
+  }
+  if (!p.final.ptr) return;
+  const bool carries = last.start == first.start;
+  const int length = static_cast<int>(clamp(last.end - last.start, 0, kWidth));
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    typename Io::Unit in[Io::kUnits];
+    const bool taken = j >= kWidth - length;
+    if (taken) Io::unpack(Io::load(x + (last.end - kWidth + j) * p.x.stride_t), in);
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+      x_t v = from_float<x_t>(0.0f);
+#pragma unroll
+      for (int from = j; from < kWidth; ++from)
+        if (carries && from == j + length) v = before(i, from);
+      after(i, j) = taken ? from_float<x_t>(lane(in, i)) : v;
+    }
+  }
+  after.store(static_cast<x_t*>(p.final.ptr) + slot * p.final.stride_n + c * kWidth);
+}
+
 template <typename Io, int kWidth, bool kExact>
-__device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
+__device__ void fwd_head(const FwdParams& p, const Taps<Io, kWidth, kExact>& taps, bool state_rows,
+                         int64_t n, int64_t c) {
   using x_t = typename Io::x_t;
   const State& any = p.initial.ptr ? p.initial : p.final;
   const int64_t slot = slot_of(p.slots, any.count, n);
@@ -125,6 +188,11 @@ __device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
   const int64_t final = slot * p.final.stride_n + c * p.final.stride_d;
   const bool has_initial =
       p.initial.ptr && (!p.has_initial || p.has_initial[n * p.has_initial_stride]);
+  if constexpr (Io::kLanes > 1 && kExact)
+    if (state_rows) {
+      fwd_head_rows(p, taps, b, slot, c, first, last, has_initial);
+      return;
+    }
   auto history = [&](int64_t column, int i) {
     return load_as_float(p.initial.ptr,
                          initial + i * p.initial.stride_d + column * p.initial.stride_l,
@@ -133,7 +201,6 @@ __device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
 
   if (p.initial.ptr && p.y.ptr) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
-    const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
     Window<Io, kWidth> window;
     window.clear();
     if (has_initial) {
@@ -177,23 +244,43 @@ __device__ void fwd_head(const FwdParams& p, int64_t n, int64_t c) {
   }
 }
 
-// Blocks that registers must leave room for on a multiprocessor of 65536: without the figure ptxas
-// squeezes W = 3 into 56 registers and spills.
-constexpr int kMinBlocks = 8;
+// Blocks of 64 threads that registers must leave room for on a multiprocessor of 65536. Dense tiles
+// live by their warps in flight: 64 registers took 1.03 of a copy at [1, 8192, 8192] on an H200, 93
+// registers 1.15. The others get what they need not to spill.
+template <int kWidth, bool kExact, Packing kPacking>
+constexpr int kMinBlocks = !kExact || kWidth > 4                       ? 8
+                           : kPacking == Packing::kDense || kWidth > 2 ? 16
+                                                                       : 12;
 
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
-__global__ void __launch_bounds__(kThreads, kMinBlocks)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<kWidth, kExact, kPacking>)
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
-  const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   if (c >= p.D) return;
-  if (block < grid.tiles) {
-    const uint32_t b = p.B == 1 ? 0 : block / grid.tiles_per_row;
-    const int64_t t0 = static_cast<int64_t>(block - b * grid.tiles_per_row) * kTokens;
-    fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(grid, p, b, t0, c);
-  } else if (block - grid.tiles < grid.heads) {
-    fwd_head<Io, kWidth, kExact>(p, block - grid.tiles, c);
+  const uint32_t rows = grid.tiles_per_row ? static_cast<uint32_t>(p.B) : 0;
+  uint32_t head;
+  if (grid.flat) {
+    const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
+    if (block < rows * grid.tiles_per_row) {
+      fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
+          grid, p, block / grid.tiles_per_row,
+          static_cast<int64_t>(block % grid.tiles_per_row) * kTokens, c);
+      return;
+    }
+    head = block - rows * grid.tiles_per_row;
+  } else {
+    if (blockIdx.z < rows) {
+      fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
+          grid, p, blockIdx.z, static_cast<int64_t>(blockIdx.y) * kTokens, c);
+      return;
+    }
+    head = (blockIdx.z - rows) * gridDim.y + blockIdx.y;
   }
+  if (head >= grid.heads) return;
+  const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
+  const int64_t first = static_cast<int64_t>(head) * kHeadSequences;
+  for (int64_t n = first; n < first + kHeadSequences && n < p.N; ++n)
+    fwd_head(p, taps, grid.state_rows, n, c);
 }
 
 }  // namespace short_conv::cuda

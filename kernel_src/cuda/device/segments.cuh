@@ -115,31 +115,44 @@ __device__ inline TileMask dense_mask(const FwdParams& p, bool plain, int64_t b,
   return m;
 }
 
+// Bits [low, high) of a tile.
+__device__ inline uint32_t tile_bits(int low, int high) {
+  return low < high ? ((1u << high) - 1) & ~((1u << low) - 1) : 0;
+}
+
 __device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int rows) {
   TileMask m{rows, 0, 0, 0, 0};
   int64_t n = sequence_of(p.cu_seqlens, p.N, t0);
   Span s = n < 0 ? Span{0, 0} : sequence_span(p.cu_seqlens, n, p.T);
-  bool padding = n >= 0 && is_padding(p, n);
   if (t0 < s.end) m.history = static_cast<int>(clamp(t0 - s.start, 0, p.W - 1));
-  for (int j = 0; j < m.rows; ++j) {
-    const int64_t t = t0 + j;
-    if (t >= s.end && n + 1 < p.N) {
-      // One step reaches the next sequence unless empty ones lie between.
-      if (at(p.cu_seqlens, n + 1) <= t) ++n;
-      if (n >= 0) s = sequence_span(p.cu_seqlens, n, p.T);
-      if (n >= 0 && t >= s.end) {
+  // One step a sequence: its rows are [from, to) of the tile.
+  for (int from = 0; from < rows;) {
+    const int64_t t = t0 + from;
+    if (t >= s.end && n + 1 < p.N && at(p.cu_seqlens, n + 1) <= t) {
+      // The next sequence, unless empty ones lie between.
+      s = sequence_span(p.cu_seqlens, ++n, p.T);
+      if (t >= s.end) {
         n = sequence_of(p.cu_seqlens, p.N, t);
         s = sequence_span(p.cu_seqlens, n, p.T);
       }
-      padding = n >= 0 && is_padding(p, n);
     }
-    const uint32_t bit = 1u << j;
-    if (t >= s.end || padding) {
-      m.zeros |= bit;
+    if (t >= s.end) {
+      // No sequence has row t: padding up to the first sequence, or to the end.
+      const int64_t next = n < 0 && p.N > 0 ? at(p.cu_seqlens, 0) : t0 + rows;
+      const int to = static_cast<int>(clamp(next - t0, from + 1, rows));
+      m.zeros |= tile_bits(from, to);
+      from = to;
+      continue;
+    }
+    const int to = static_cast<int>(clamp(s.end - t0, from + 1, rows));
+    if (p.slots.ptr && is_padding(p, n)) {
+      m.zeros |= tile_bits(from, to);
     } else {
-      if (t == s.start) m.starts |= bit;
-      if (p.initial.ptr && t - s.start < p.W - 1) m.heads |= bit;
+      if (s.start >= t0) m.starts |= 1u << from;
+      if (p.initial.ptr)
+        m.heads |= tile_bits(from, static_cast<int>(clamp(s.start + p.W - 1 - t0, 0, to)));
     }
+    from = to;
   }
   return m;
 }

@@ -4,6 +4,7 @@
 
 #include "math.cuh"
 #include "segments.cuh"
+#include "state_row.cuh"
 
 namespace short_conv::cuda {
 
@@ -87,29 +88,6 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       static_cast<x_t*>(p.y.ptr) + (p.cu_seqlens.ptr ? 0 : n) * p.y.stride_b + c * p.y.stride_d;
   for (int64_t t = span.start; t < span.end; ++t) y[t * p.y.stride_t] = from_float<x_t>(0.0f);
 }
-
-// Neighbouring state elements of a thread: kLanes channels of kLen columns, in memory order.
-template <typename s_t, int kLanes, int kLen>
-struct StateRow {
-  static constexpr int kBytes = kLanes * kLen * sizeof(s_t);
-  static_assert(kBytes % 4 == 0, "a thread's state row must fill whole accesses");
-  using Access = VecAccess<kBytes>;
-  static constexpr int kAccesses = kBytes / sizeof(Access);
-
-  Access raw[kAccesses];
-
-  __device__ void load(const s_t* ptr) {
-#pragma unroll
-    for (int i = 0; i < kAccesses; ++i) raw[i] = reinterpret_cast<const Access*>(ptr)[i];
-  }
-  __device__ void store(s_t* ptr) const {
-#pragma unroll
-    for (int i = 0; i < kAccesses; ++i) reinterpret_cast<Access*>(ptr)[i] = raw[i];
-  }
-  __device__ s_t& operator()(int channel, int column) {
-    return reinterpret_cast<s_t*>(raw)[channel * kLen + column];
-  }
-};
 
 // What whole-row updates need of UpdateParams: two cache lines of parameters, not six. Reading them
 // is on the critical path of a decode step (1.29 against 1.50 us at B 1, D 2048 on an H200).

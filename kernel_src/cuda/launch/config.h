@@ -62,6 +62,16 @@ inline bool fwd_channel_first(const FwdParams& p) {
   return p.y.ptr && p.T % elements == 0 && whole(p.x) && whole(p.y);
 }
 
+// States as whole contiguous rows [D, W] of x's dtype, such as the cache of a transformers model.
+inline bool fwd_state_rows(const FwdParams& p) {
+  auto rows = [&](const State& s) {
+    return !s.ptr ||
+           (s.dtype == p.dtype && s.len == p.W && s.stride_l == 1 && s.stride_d == s.len &&
+            aligned(s.ptr, 16) && (s.count <= 1 || s.stride_n * size_of(s.dtype) % 16 == 0));
+  };
+  return rows(p.initial) && rows(p.final);
+}
+
 // Channels a thread takes when it moves whole state rows: at B 256, D 8192 on an H200, 2 channels
 // (16 bytes of a bf16 state of 4 columns) took 1.25 of a copy of the state, 4 took 1.39, 8 1.73.
 constexpr int update_lanes(int state_size, int len) { return 2 * state_size * len % 8 ? 4 : 2; }

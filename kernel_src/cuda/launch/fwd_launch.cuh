@@ -9,16 +9,22 @@
 namespace short_conv::cuda {
 
 template <typename Io, int kWidth, bool kExact, int kTokens, Packing kPacking>
-cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
-  const int64_t tiles_per_row = p.y.ptr ? ceil_div(p.T, kTokens) : 0;
-  const int64_t tiles = p.B * tiles_per_row;
-  const int64_t heads = p.initial.ptr || p.final.ptr ? p.N : 0;
-  if (tiles + heads > std::numeric_limits<uint32_t>::max()) return cudaErrorInvalidConfiguration;
-  const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(tiles),
-                     static_cast<uint32_t>(heads), !p.initial.ptr && !p.slots.ptr};
-  return launch(fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, kPacking>,
-                ceil_div(p.D, kFwdThreads * Io::kLanes), tiles + heads, kFwdThreads, stream, grid,
-                p);
+cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream, bool tiles = true) {
+  const int64_t tiles_per_row = p.y.ptr && tiles ? ceil_div(p.T, kTokens) : 0;
+  const int64_t rows = tiles_per_row ? p.B : 0;
+  const int64_t heads = p.initial.ptr || p.final.ptr ? ceil_div(p.N, kHeadSequences) : 0;
+  if (rows * tiles_per_row + heads > std::numeric_limits<uint32_t>::max())
+    return cudaErrorInvalidConfiguration;
+  const int64_t y = tiles_per_row ? tiles_per_row : (heads < kMaxGridY ? heads : kMaxGridY);
+  const int64_t z = rows + (heads ? ceil_div(heads, y) : 0);
+  const bool flat = y > kMaxGridY || z > kMaxGridY;
+  const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(heads), flat,
+                     !p.initial.ptr && !p.slots.ptr, fwd_state_rows(p)};
+  const auto kernel = fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, kPacking>;
+  const int64_t channel_blocks = ceil_div(p.D, kFwdThreads * Io::kLanes);
+  return flat ? launch(kernel, channel_blocks, rows * tiles_per_row + heads, kFwdThreads, stream,
+                       grid, p)
+              : launch(kernel, dim3(channel_blocks, y, z), kFwdThreads, stream, grid, p);
 }
 
 template <typename Io, int kWidth, bool kExact>
@@ -39,10 +45,8 @@ cudaError_t launch_channel_first(const FwdParams& p, cudaStream_t stream) {
              ceil_div(p.T, kTokens), p.B * p.D, kChannelFirstThreads, stream, p);
   if (error != cudaSuccess || (!p.initial.ptr && !p.final.ptr)) return error;
   // The tiles above left out what depends on states, and the head items read none of their writes.
-  const FwdGrid heads{0, 0, static_cast<uint32_t>(p.N), false};
-  return launch(
-      fwd_kernel<StridedIo<x_t>, kMaxWidth, false, kFwdThreads, kFwdTokens, Packing::kPacked>,
-      ceil_div(p.D, kFwdThreads), p.N, kFwdThreads, stream, heads, p);
+  return launch_fwd_tiles<StridedIo<x_t>, kMaxWidth, false, kFwdTokens, Packing::kPacked>(p, stream,
+                                                                                          false);
 }
 
 template <typename x_t>

@@ -10,21 +10,28 @@ namespace short_conv::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// x: channel blocks. items run along y and, past its limit of 65535, along z.
+constexpr int64_t kMaxGridY = 65535;  // and z
+
 template <typename... Params>
-cudaError_t launch(void (*kernel)(Params...), int64_t channel_blocks, int64_t items, int threads,
-                   cudaStream_t stream, const Params&... params) {
-  constexpr int64_t kMaxY = 65535;
-  if (channel_blocks == 0 || items == 0) return cudaSuccess;
-  const int64_t y = items < kMaxY ? items : kMaxY, z = ceil_div(items, y);
-  if (z > kMaxY || channel_blocks > std::numeric_limits<int32_t>::max())
-    return cudaErrorInvalidConfiguration;
+cudaError_t launch(void (*kernel)(Params...), dim3 blocks, int threads, cudaStream_t stream,
+                   const Params&... params) {
+  if (blocks.x == 0 || blocks.y == 0 || blocks.z == 0) return cudaSuccess;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(channel_blocks), static_cast<unsigned>(y),
-                        static_cast<unsigned>(z));
+  config.gridDim = blocks;
   config.blockDim = dim3(threads);
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, params...);
+}
+
+// x: channel blocks. items run along y and, past its limit, along z.
+template <typename... Params>
+cudaError_t launch(void (*kernel)(Params...), int64_t channel_blocks, int64_t items, int threads,
+                   cudaStream_t stream, const Params&... params) {
+  if (channel_blocks == 0 || items == 0) return cudaSuccess;
+  const int64_t y = items < kMaxGridY ? items : kMaxGridY, z = ceil_div(items, y);
+  if (z > kMaxGridY || channel_blocks > std::numeric_limits<int32_t>::max())
+    return cudaErrorInvalidConfiguration;
+  return launch(kernel, dim3(channel_blocks, y, z), threads, stream, params...);
 }
 
 }  // namespace short_conv::cuda
