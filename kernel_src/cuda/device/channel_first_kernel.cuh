@@ -49,7 +49,7 @@ struct RowSpan {
 };
 
 template <typename x_t, int kWidth, bool kExact, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     channel_first_kernel(const __grid_constant__ FwdParams p) {
   using Span = RowSpan<x_t, kWidth, kExact>;
   constexpr int kElems = Span::kElems;

@@ -117,13 +117,14 @@ __device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& 
   using x_t = typename Io::x_t;
   constexpr int kLanes = Io::kLanes;
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c;
-  StateRow<x_t, kLanes, kWidth> before, after;
+  float before[kLanes][kWidth] = {};
   if (has_initial) {
-    before.load(static_cast<const x_t*>(p.initial.ptr) + slot * p.initial.stride_n + c * kWidth);
-  } else {
+    StateRow<x_t, kLanes, kWidth> row;
+    row.load(static_cast<const x_t*>(p.initial.ptr) + slot * p.initial.stride_n + c * kWidth);
 #pragma unroll
-    for (int i = 0; i < kLanes * kWidth; ++i)
-      before(i / kWidth, i % kWidth) = from_float<x_t>(0.0f);
+    for (int i = 0; i < kLanes; ++i)
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) before[i][k] = to_float(row(i, k));
   }
   if (p.initial.ptr && p.y.ptr) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c;
@@ -131,8 +132,7 @@ __device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& 
 #pragma unroll
     for (int k = 1; k < kWidth; ++k)
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i)
-        lane(window.row[kWidth - 1 - k], i) = to_float(before(i, kWidth - k));
+      for (int i = 0; i < kLanes; ++i) lane(window.row[kWidth - 1 - k], i) = before[i][kWidth - k];
 #pragma unroll
     for (int k = 0; k < kWidth - 1; ++k) {
       const int64_t t = first.start + k;
@@ -147,19 +147,26 @@ __device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& 
   if (!p.final.ptr) return;
   const bool carries = last.start == first.start;
   const int length = static_cast<int>(clamp(last.end - last.start, 0, kWidth));
+  // Columns move left by length one step at a time, so that no register is indexed at run time.
+#pragma unroll
+  for (int step = 0; step < kWidth; ++step)
+    if (step < length || !carries) {
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) {
+#pragma unroll
+        for (int k = 0; k < kWidth - 1; ++k) before[i][k] = before[i][k + 1];
+        before[i][kWidth - 1] = 0.0f;
+      }
+    }
+  StateRow<x_t, kLanes, kWidth> after;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     typename Io::Unit in[Io::kUnits];
-    const bool taken = j >= kWidth - length;
-    if (taken) Io::unpack(Io::load(x + (last.end - kWidth + j) * p.x.stride_t), in);
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) {
-      x_t v = from_float<x_t>(0.0f);
+    for (int i = 0; i < kLanes; ++i) lane(in, i) = before[i][j];
+    if (j >= kWidth - length) Io::unpack(Io::load(x + (last.end - kWidth + j) * p.x.stride_t), in);
 #pragma unroll
-      for (int from = j; from < kWidth; ++from)
-        if (carries && from == j + length) v = before(i, from);
-      after(i, j) = taken ? from_float<x_t>(lane(in, i)) : v;
-    }
+    for (int i = 0; i < kLanes; ++i) after(i, j) = from_float<x_t>(lane(in, i));
   }
   after.store(static_cast<x_t*>(p.final.ptr) + slot * p.final.stride_n + c * kWidth);
 }
@@ -247,13 +254,13 @@ __device__ void fwd_head(const FwdParams& p, const Taps<Io, kWidth, kExact>& tap
 // Blocks of 64 threads that registers must leave room for on a multiprocessor of 65536. Dense tiles
 // live by their warps in flight: 64 registers took 1.03 of a copy at [1, 8192, 8192] on an H200, 93
 // registers 1.15. The others get what they need not to spill.
-template <int kWidth, bool kExact, Packing kPacking>
-constexpr int kMinBlocks = !kExact || kWidth > 4                       ? 8
-                           : kPacking == Packing::kDense || kWidth > 2 ? 16
-                                                                       : 12;
+template <typename x_t, int kWidth, bool kExact, Packing kPacking>
+constexpr int kMinBlocks = !kExact || kWidth > 4 || sizeof(x_t) == 4 ? 8
+                           : kPacking == Packing::kDense             ? 16
+                                                                     : 12;
 
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
-__global__ void __launch_bounds__(kThreads, kMinBlocks<kWidth, kExact, kPacking>)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth, kExact, kPacking>)
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   if (c >= p.D) return;
