@@ -12,13 +12,14 @@
 namespace short_conv::cuda {
 
 // How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory.
-// Laid out: y is the tile of a batch row and z the row, which spares each block a division before
-// its first load (1.10 against 1.01 of a copy at [4, 4096, 12288]); head items follow from z = B
-// on, y fastest. Flat, where a row or the batch is too long for that: y, carried on by z, counts
-// the tiles of all rows and then the head items.
+// Head items come first: they are few and slow, and would be a tail. Laid out: y is the tile of a
+// batch row and z the row, which spares each block a division before its first load (1.10 against
+// 1.01 of a copy at [4, 4096, 12288]); the first z slabs are head items. Flat, where a row or the
+// batch is too long for that: y, carried on by z, counts head items and then the tiles of all rows.
 struct FwdGrid {
   uint32_t tiles_per_row;  // of one batch row
   uint32_t heads;
+  uint32_t head_slabs;
   bool flat;
   bool plain;       // no initial state and no slots: dense tiles need no mask
   bool state_rows;  // whole rows [D, W] of x's dtype, so that head items move them by vectors
@@ -112,22 +113,31 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
 
 // A head item whose states are whole contiguous rows [D, W]: 16 bytes a thread each way.
 template <typename Io, int kWidth>
-__device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& taps, int64_t b,
-                              int64_t slot, int64_t c, Span first, Span last, bool has_initial) {
+__device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64_t c, Span first,
+                              Span last, bool has_initial) {
   using x_t = typename Io::x_t;
   constexpr int kLanes = Io::kLanes;
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c;
+  const bool outputs = p.initial.ptr && p.y.ptr;
+
+  // Loads leave together: a sequence costs two memory latencies, not one a row.
+  typename Io::Raw head[kWidth - 1], tail[kWidth];
+  StateRow<x_t, kLanes, kWidth> row;
+#pragma unroll
+  for (int k = 0; k < kWidth - 1; ++k)
+    if (outputs && first.start + k < first.end)
+      head[k] = Io::load(x + (first.start + k) * p.x.stride_t);
   float before[kLanes][kWidth] = {};
   if (has_initial) {
-    StateRow<x_t, kLanes, kWidth> row;
     row.load(static_cast<const x_t*>(p.initial.ptr) + slot * p.initial.stride_n + c * kWidth);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i)
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) before[i][k] = to_float(row(i, k));
   }
-  if (p.initial.ptr && p.y.ptr) {
+  if (outputs) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c;
+    const Taps<Io, kWidth, true> taps(p.weight, p.bias, p.W, p.silu, c);
     Window<Io, kWidth> window;
 #pragma unroll
     for (int k = 1; k < kWidth; ++k)
@@ -139,12 +149,16 @@ __device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& 
       if (t >= first.end) break;
       if (p.seq_idx.ptr && SeqIdx{p, b}.id(t) != SeqIdx{p, b}.id(first.start)) continue;
       typename Io::Unit in[Io::kUnits], out[Io::kUnits];
-      Io::unpack(Io::load(x + t * p.x.stride_t), in);
+      Io::unpack(head[k], in);
       window.step(taps, in, p.silu, out);
       Io::store(y + t * p.y.stride_t, out);
     }
   }
   if (!p.final.ptr) return;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j)
+    if (last.end - kWidth + j >= last.start)
+      tail[j] = Io::load(x + (last.end - kWidth + j) * p.x.stride_t);
   const bool carries = last.start == first.start;
   const int length = static_cast<int>(clamp(last.end - last.start, 0, kWidth));
   // Columns move left by length one step at a time, so that no register is indexed at run time.
@@ -172,8 +186,7 @@ __device__ void fwd_head_rows(const FwdParams& p, const Taps<Io, kWidth, true>& 
 }
 
 template <typename Io, int kWidth, bool kExact>
-__device__ void fwd_head(const FwdParams& p, const Taps<Io, kWidth, kExact>& taps, bool state_rows,
-                         int64_t n, int64_t c) {
+__device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t c) {
   using x_t = typename Io::x_t;
   const State& any = p.initial.ptr ? p.initial : p.final;
   const int64_t slot = slot_of(p.slots, any.count, n);
@@ -197,7 +210,7 @@ __device__ void fwd_head(const FwdParams& p, const Taps<Io, kWidth, kExact>& tap
       p.initial.ptr && (!p.has_initial || p.has_initial[n * p.has_initial_stride]);
   if constexpr (Io::kLanes > 1 && kExact)
     if (state_rows) {
-      fwd_head_rows(p, taps, b, slot, c, first, last, has_initial);
+      fwd_head_rows<Io, kWidth>(p, b, slot, c, first, last, has_initial);
       return;
     }
   auto history = [&](int64_t column, int i) {
@@ -208,6 +221,7 @@ __device__ void fwd_head(const FwdParams& p, const Taps<Io, kWidth, kExact>& tap
 
   if (p.initial.ptr && p.y.ptr) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
+    const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
     Window<Io, kWidth> window;
     window.clear();
     if (has_initial) {
@@ -254,9 +268,14 @@ __device__ void fwd_head(const FwdParams& p, const Taps<Io, kWidth, kExact>& tap
 // Blocks of 64 threads that registers must leave room for on a multiprocessor of 65536. Dense tiles
 // live by their warps in flight: 64 registers took 1.03 of a copy at [1, 8192, 8192] on an H200, 93
 // registers 1.15. The others get what they need not to spill.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr int kDenseBlocks = 16;
+#else
+constexpr int kDenseBlocks = 14;  // 72 registers: at 64 some architectures spill; unmeasured
+#endif
 template <typename x_t, int kWidth, bool kExact, Packing kPacking>
 constexpr int kMinBlocks = !kExact || kWidth > 4 || sizeof(x_t) == 4 ? 8
-                           : kPacking == Packing::kDense             ? 16
+                           : kPacking == Packing::kDense             ? kDenseBlocks
                                                                      : 12;
 
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
@@ -264,30 +283,30 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth,
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   if (c >= p.D) return;
-  const uint32_t rows = grid.tiles_per_row ? static_cast<uint32_t>(p.B) : 0;
   uint32_t head;
   if (grid.flat) {
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
-    if (block < rows * grid.tiles_per_row) {
-      fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
-          grid, p, block / grid.tiles_per_row,
-          static_cast<int64_t>(block % grid.tiles_per_row) * kTokens, c);
+    if (block >= grid.heads) {
+      const uint32_t tile = block - grid.heads;
+      if (grid.tiles_per_row && tile / grid.tiles_per_row < p.B)
+        fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
+            grid, p, tile / grid.tiles_per_row,
+            static_cast<int64_t>(tile % grid.tiles_per_row) * kTokens, c);
       return;
     }
-    head = block - rows * grid.tiles_per_row;
+    head = block;
   } else {
-    if (blockIdx.z < rows) {
+    if (blockIdx.z >= grid.head_slabs) {
       fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
-          grid, p, blockIdx.z, static_cast<int64_t>(blockIdx.y) * kTokens, c);
+          grid, p, blockIdx.z - grid.head_slabs, static_cast<int64_t>(blockIdx.y) * kTokens, c);
       return;
     }
-    head = (blockIdx.z - rows) * gridDim.y + blockIdx.y;
+    head = blockIdx.z * gridDim.y + blockIdx.y;
   }
   if (head >= grid.heads) return;
-  const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
   const int64_t first = static_cast<int64_t>(head) * kHeadSequences;
   for (int64_t n = first; n < first + kHeadSequences && n < p.N; ++n)
-    fwd_head(p, taps, grid.state_rows, n, c);
+    fwd_head<Io, kWidth, kExact>(p, grid.state_rows, n, c);
 }
 
 }  // namespace short_conv::cuda

@@ -135,7 +135,6 @@ struct Taps {
   // makes sure.
   __device__ Taps(const Weight& weight, const Bias& b, int W, bool silu, int64_t c)
       : first(kExact ? 0 : kWidth - W) {
-    if (!weight.ptr) return;  // only final states are wanted
     if (weight.dtype == DType::kFloat32) {
       load<float>(weight, c);
     } else {

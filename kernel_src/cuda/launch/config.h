@@ -49,8 +49,9 @@ inline bool fwd_vectorized(const FwdParams& p) {
           (vectorizable(p.y, p.dtype, kFwdLanes, p.B, p.T, p.D) && packed(p.weight, p.W)));
 }
 
-// Threads of 16 bytes of one channel's rows. Untuned.
+// Threads of some spans of 16 bytes of one channel's rows. Untuned.
 constexpr int kChannelFirstThreads = 128;
+constexpr int kChannelFirstSpans = 4;
 
 // [B, D, T] memory whose rows of a channel fill whole 16-byte accesses.
 inline bool fwd_channel_first(const FwdParams& p) {

@@ -16,10 +16,11 @@ cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream, bool tiles
   if (rows * tiles_per_row + heads > std::numeric_limits<uint32_t>::max())
     return cudaErrorInvalidConfiguration;
   const int64_t y = tiles_per_row ? tiles_per_row : (heads < kMaxGridY ? heads : kMaxGridY);
-  const int64_t z = rows + (heads ? ceil_div(heads, y) : 0);
+  const int64_t slabs = heads ? ceil_div(heads, y) : 0, z = slabs + rows;
   const bool flat = y > kMaxGridY || z > kMaxGridY;
-  const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(heads), flat,
-                     !p.initial.ptr && !p.slots.ptr, fwd_state_rows(p)};
+  const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(heads),
+                     static_cast<uint32_t>(slabs),         flat,
+                     !p.initial.ptr && !p.slots.ptr,       fwd_state_rows(p)};
   const auto kernel = fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, kPacking>;
   const int64_t channel_blocks = ceil_div(p.D, kFwdThreads * Io::kLanes);
   return flat ? launch(kernel, channel_blocks, rows * tiles_per_row + heads, kFwdThreads, stream,
@@ -39,9 +40,9 @@ cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
 
 template <typename x_t, int kWidth, bool kExact>
 cudaError_t launch_channel_first(const FwdParams& p, cudaStream_t stream) {
-  constexpr int kTokens = kChannelFirstThreads * 16 / sizeof(x_t);
+  constexpr int kTokens = kChannelFirstSpans * kChannelFirstThreads * 16 / sizeof(x_t);
   const cudaError_t error =
-      launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads>,
+      launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads, kChannelFirstSpans>,
              ceil_div(p.T, kTokens), p.B * p.D, kChannelFirstThreads, stream, p);
   if (error != cudaSuccess || (!p.initial.ptr && !p.final.ptr)) return error;
   // The tiles above left out what depends on states, and the head items read none of their writes.
