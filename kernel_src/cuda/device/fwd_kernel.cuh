@@ -12,14 +12,14 @@
 namespace short_conv::cuda {
 
 // How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory.
-// Head items come first: they are few and slow, and would be a tail. Laid out: y is the tile of a
-// batch row and z the row, which spares each block a division before its first load (1.10 against
-// 1.01 of a copy at [4, 4096, 12288]); the first z slabs are head items. Flat, where a row or the
-// batch is too long for that: y, carried on by z, counts head items and then the tiles of all rows.
+// Head items come first: they are few and slow, and would be a tail. Laid out: z is the batch row
+// and y its head items, then its tiles, which spares each block a division before its first load
+// (1.10 against 1.01 of a copy at [4, 4096, 12288]). Flat, where a row or the batch is too long for
+// that: y, carried on by z, counts all head items and then the tiles of all rows.
 struct FwdGrid {
   uint32_t tiles_per_row;  // of one batch row
   uint32_t heads;
-  uint32_t head_slabs;
+  uint32_t heads_per_row;
   bool flat;
   bool plain;       // no initial state and no slots: dense tiles need no mask
   bool state_rows;  // whole rows [D, W] of x's dtype, so that head items move them by vectors
@@ -269,14 +269,16 @@ __device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t
 // live by their warps in flight: 64 registers took 1.03 of a copy at [1, 8192, 8192] on an H200, 93
 // registers 1.15. The others get what they need not to spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kDenseBlocks = 16;
+constexpr int kDenseBlocks = 16, kPackedBlocks = 14;
 #else
-constexpr int kDenseBlocks = 14;  // 72 registers: at 64 some architectures spill; unmeasured
+// Untuned: 72 and 80 registers, since with fewer some architectures spill.
+constexpr int kDenseBlocks = 14, kPackedBlocks = 12;
 #endif
+
 template <typename x_t, int kWidth, bool kExact, Packing kPacking>
 constexpr int kMinBlocks = !kExact || kWidth > 4 || sizeof(x_t) == 4 ? 8
                            : kPacking == Packing::kDense             ? kDenseBlocks
-                                                                     : 12;
+                                                                     : kPackedBlocks;
 
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth, kExact, kPacking>)
@@ -296,12 +298,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth,
     }
     head = block;
   } else {
-    if (blockIdx.z >= grid.head_slabs) {
+    if (blockIdx.y >= grid.heads_per_row) {
       fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
-          grid, p, blockIdx.z - grid.head_slabs, static_cast<int64_t>(blockIdx.y) * kTokens, c);
+          grid, p, blockIdx.z, static_cast<int64_t>(blockIdx.y - grid.heads_per_row) * kTokens, c);
       return;
     }
-    head = blockIdx.z * gridDim.y + blockIdx.y;
+    head = blockIdx.z * grid.heads_per_row + blockIdx.y;
   }
   if (head >= grid.heads) return;
   const int64_t first = static_cast<int64_t>(head) * kHeadSequences;

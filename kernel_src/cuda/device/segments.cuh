@@ -19,26 +19,27 @@ __device__ inline Span sequence_span(const Index& cu, int64_t n, int64_t T) {
   return {start, clamp(at(cu, n + 1), start, T)};
 }
 
-// The last sequence that starts at or before row t; -1 before the first one.
-__device__ inline int64_t sequence_of(const Index& cu, int64_t N, int64_t t) {
-  int64_t low = 0, high = N;  // sequences [0, low) start at or before t
-  // Three probes a step leave together: half the memory latencies of a binary search.
-  while (high - low > 4) {
-    const int64_t quarter = (high - low) / 4;
-    const int64_t a = low + quarter, b = a + quarter, c = b + quarter;
-    const bool past_a = at(cu, a) <= t, past_b = at(cu, b) <= t, past_c = at(cu, c) <= t;
-    low = past_c ? c + 1 : past_b ? b + 1 : past_a ? a + 1 : low;
-    high = !past_a ? a : !past_b ? b : !past_c ? c : high;
-  }
+// The last of N ascending starts at or before t; -1 before the first one.
+template <typename int_t, typename Start>
+__device__ int64_t last_start(int_t N, Start at_or_before) {
+  int_t low = 0, high = N;  // starts [0, low) are at or before t
   while (low < high) {
-    const int64_t mid = (low + high) / 2;
-    if (at(cu, mid) <= t) {
-      low = mid + 1;
-    } else {
-      high = mid;
-    }
+    const int_t mid = (low + high) / 2;
+    const bool past = at_or_before(mid);
+    low = past ? mid + 1 : low;
+    high = past ? high : mid;
   }
-  return low - 1;
+  return static_cast<int64_t>(low) - 1;
+}
+
+// The last sequence that starts at or before row t. Every thread of a packed tile asks, so the
+// common int32 vector gets a search in 32 bits, a fifth of the instructions.
+__device__ inline int64_t sequence_of(const Index& cu, int64_t N, int64_t t) {
+  if (!cu.wide && cu.stride == 1 && N < 1 << 30) {
+    const int32_t* starts = static_cast<const int32_t*>(cu.ptr);
+    return last_start(static_cast<int32_t>(N), [&](int32_t n) { return starts[n] <= t; });
+  }
+  return last_start(N, [&](int64_t n) { return at(cu, n) <= t; });
 }
 
 // State row of sequence n; -1 = padding sequence.

@@ -15,11 +15,11 @@ cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream, bool tiles
   const int64_t heads = p.initial.ptr || p.final.ptr ? ceil_div(p.N, kHeadSequences) : 0;
   if (rows * tiles_per_row + heads > std::numeric_limits<uint32_t>::max())
     return cudaErrorInvalidConfiguration;
-  const int64_t y = tiles_per_row ? tiles_per_row : (heads < kMaxGridY ? heads : kMaxGridY);
-  const int64_t slabs = heads ? ceil_div(heads, y) : 0, z = slabs + rows;
+  const int64_t z = rows ? rows : 1, heads_per_row = ceil_div(heads, z);
+  const int64_t y = heads_per_row + tiles_per_row;
   const bool flat = y > kMaxGridY || z > kMaxGridY;
   const FwdGrid grid{static_cast<uint32_t>(tiles_per_row), static_cast<uint32_t>(heads),
-                     static_cast<uint32_t>(slabs),         flat,
+                     static_cast<uint32_t>(heads_per_row), flat,
                      !p.initial.ptr && !p.slots.ptr,       fwd_state_rows(p)};
   const auto kernel = fwd_kernel<Io, kWidth, kExact, kFwdThreads, kTokens, kPacking>;
   const int64_t channel_blocks = ceil_div(p.D, kFwdThreads * Io::kLanes);
