@@ -276,9 +276,10 @@ constexpr int kDenseBlocks = 14, kPackedBlocks = 12;
 #endif
 
 template <typename x_t, int kWidth, bool kExact, Packing kPacking>
-constexpr int kMinBlocks = !kExact || kWidth > 4 || sizeof(x_t) == 4 ? 8
-                           : kPacking == Packing::kDense             ? kDenseBlocks
-                                                                     : kPackedBlocks;
+constexpr int kMinBlocks = !kExact                          ? 4
+                           : kWidth > 4 || sizeof(x_t) == 4 ? 8
+                           : kPacking == Packing::kDense    ? kDenseBlocks
+                                                            : kPackedBlocks;
 
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth, kExact, kPacking>)

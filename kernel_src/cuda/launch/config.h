@@ -16,8 +16,6 @@ namespace short_conv::cuda {
 constexpr int kFwdLanes = 2;
 constexpr int kFwdThreads = 64;
 constexpr int kFwdTokens = 16;
-// For the kernels of run-time width, whose unrolled rows would be most of the binary.
-constexpr int kFwdTokensAnyWidth = 4;
 // While all tiles fit the chip at once, shorter ones end sooner: 2.90 against 3.06 us at
 // [1, 64, 8192], and no gain from [1, 512, 8192] on. For the common width only.
 constexpr int kFwdTokensShort = 4;

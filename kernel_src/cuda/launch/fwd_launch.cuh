@@ -30,13 +30,12 @@ cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream, bool tiles
 
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_fwd_kernel(const FwdParams& p, cudaStream_t stream) {
-  constexpr int kTokens = kExact ? kFwdTokens : kFwdTokensAnyWidth;
   if (p.cu_seqlens.ptr || p.seq_idx.ptr)
-    return launch_fwd_tiles<Io, kWidth, kExact, kTokens, Packing::kPacked>(p, stream);
+    return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens, Packing::kPacked>(p, stream);
   if constexpr (kWidth == kFwdShortWidth && kExact)
     if (fwd_short(p))
       return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokensShort, Packing::kDense>(p, stream);
-  return launch_fwd_tiles<Io, kWidth, kExact, kTokens, Packing::kDense>(p, stream);
+  return launch_fwd_tiles<Io, kWidth, kExact, kFwdTokens, Packing::kDense>(p, stream);
 }
 
 template <typename x_t, int kWidth, bool kExact>
