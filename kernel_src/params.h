@@ -105,4 +105,43 @@ struct UpdateParams {
   Index accepted;    // [N]
 };
 
+// A gradient of Weight or Bias, written whole; ptr null = not wanted. A bias has stride_w = 0.
+struct WeightGrad {
+  void* ptr;
+  int64_t stride_d, stride_w;
+  DType dtype;
+};
+
+// Backward of FwdParams, from x and dy alone: pre-activations are recomputed.
+//
+//   z[t]  = bias + sum_k w[k] * x[t - (W-1) + k]      g[t] = dy[t] * act'(z[t])
+//   dx[t] = sum_k w[k] * g[t + (W-1) - k]             within t's own sequence
+//   dweight[k] = sum_t g[t] * x[t - (W-1) + k]        dbias = sum_t g[t]
+//
+// where x reaches into the initial state. Column j of a final state is the input at row
+// end - L + j of its sequence, so dfinal adds to dx there, and to dinitial where that row is the
+// initial state's. dinitial is written in all of its L columns. Padding rows get dx = 0 and
+// contribute nothing, whatever x and dy hold there. Sequences are told as in FwdParams.
+//
+// Sums over t: the backend cuts all rows into `parts` and leaves each part's sums in workspace
+// [parts, W + 1, D] (fp32, fp64 for fp64 x; row W is the bias), then adds parts up in order: the
+// same bits in every run.
+struct BwdParams {
+  Rows x, dy, dx;  // dx.ptr null = not wanted
+  Weight weight;
+  Bias bias;
+  WeightGrad dweight, dbias;
+  int64_t B, T, D;
+  int64_t N;
+  int32_t W;
+  bool silu;
+  DType dtype;  // of x, dy and dx
+  State initial, dinitial, dfinal;
+  Index cu_seqlens;
+  Index seq_idx;
+  int64_t seq_idx_stride_b;
+  int64_t parts;  // 0: neither dweight nor dbias is wanted
+  void* workspace;
+};
+
 }  // namespace short_conv

@@ -178,7 +178,7 @@ __device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64
     typename Io::Unit in[Io::kUnits];
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) lane(in, i) = before[i][j];
-    if (j >= kWidth - length) Io::unpack(Io::load(x + (last.end - kWidth + j) * p.x.stride_t), in);
+    if (j >= kWidth - length) Io::unpack(tail[j], in);
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) after(i, j) = from_float<x_t>(lane(in, i));
   }
