@@ -19,8 +19,8 @@ void fwd_range(const FwdParams& p, int64_t begin, int64_t end);
 Work update_work(const UpdateParams& p);
 void update_range(const UpdateParams& p, int64_t begin, int64_t end);
 
-// In this order: bwd_parts sizes the workspace, bwd_range fills it and everything else, and when all
-// items are done bwd_sum_range adds the parts up.
+// In this order: bwd_parts sizes the workspace, bwd_range fills it and everything else, and when
+// all items are done bwd_sum_range adds the parts up.
 int64_t bwd_parts(const BwdParams& p);
 Work bwd_work(const BwdParams& p);
 void bwd_range(const BwdParams& p, int64_t begin, int64_t end);
