@@ -22,6 +22,12 @@ void update_range(const UpdateParams& p, int64_t, int64_t) {
   check(cuda::launch_update(p, nullptr));
 }
 
+int64_t bwd_parts(const BwdParams& p) { return cuda::bwd_parts(p); }
+Work bwd_work(const BwdParams&) { return {1, 1}; }
+void bwd_range(const BwdParams& p, int64_t, int64_t) { check(cuda::launch_bwd(p, nullptr)); }
+Work bwd_sum_work(const BwdParams&) { return {0, 1}; }  // launch_bwd did it
+void bwd_sum_range(const BwdParams&, int64_t, int64_t) {}
+
 const char* isa() { return "emulated"; }
 
 }  // namespace short_conv::cpu

@@ -147,7 +147,7 @@ __device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64
     for (int k = 0; k < kWidth - 1; ++k) {
       const int64_t t = first.start + k;
       if (t >= first.end) break;
-      if (p.seq_idx.ptr && SeqIdx{p, b}.id(t) != SeqIdx{p, b}.id(first.start)) continue;
+      if (p.seq_idx.ptr && SeqIdx(p, b).id(t) != SeqIdx(p, b).id(first.start)) continue;
       typename Io::Unit in[Io::kUnits], out[Io::kUnits];
       Io::unpack(head[k], in);
       window.step(taps, in, p.silu, out);
@@ -194,7 +194,7 @@ __device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t
   const int64_t b = p.cu_seqlens.ptr ? 0 : n;
 
   // first: the rows that follow the initial state. last: the rows whose end is the final state.
-  const SeqIdx seq_idx{p, b};
+  const SeqIdx seq_idx(p, b);
   Span first{0, p.T};
   if (p.cu_seqlens.ptr) first = sequence_span(p.cu_seqlens, n, p.T);
   if (p.seq_idx.ptr) first = seq_idx.live();

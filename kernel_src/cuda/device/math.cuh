@@ -24,6 +24,10 @@ inline float fast_rcp(float v) { return 1.0f / v; }
 #endif
 
 __device__ inline float fma_unit(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ inline float add_unit(float a, float b) { return a + b; }
+__device__ inline float mul_unit(float a, float b) { return a * b; }
+__device__ inline float2 add_unit(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+__device__ inline float2 mul_unit(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
 
 // Two channels at once. Only SM100 and SM103 have a packed FMA; ptxas splits it elsewhere.
 __device__ inline float2 fma_unit(float2 a, float2 b, float2 c) {

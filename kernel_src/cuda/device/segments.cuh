@@ -55,18 +55,21 @@ __device__ inline bool is_padding(const FwdParams& p, int64_t n) {
 
 // Rows of a batch row packed by seq_idx. Padding (negative) may stand in front and at the end.
 struct SeqIdx {
-  const FwdParams& p;
-  int64_t b;
+  Index ids;
+  int64_t base, T;
+
+  template <typename Params>
+  __device__ SeqIdx(const Params& p, int64_t b)
+      : ids(p.seq_idx), base(b * p.seq_idx_stride_b), T(p.T) {}
 
   __device__ int64_t id(int64_t t) const {
-    const int64_t offset = b * p.seq_idx_stride_b + t * p.seq_idx.stride;
-    return p.seq_idx.wide ? static_cast<const int64_t*>(p.seq_idx.ptr)[offset]
-                          : static_cast<const int32_t*>(p.seq_idx.ptr)[offset];
+    const int64_t offset = base + t * ids.stride;
+    return ids.wide ? static_cast<const int64_t*>(ids.ptr)[offset]
+                    : static_cast<const int32_t*>(ids.ptr)[offset];
   }
 
   // Rows from the first to the last that is not padding; empty when all are.
   __device__ Span live() const {
-    const int64_t T = p.T;
     if (T == 0) return {0, 0};
     const bool front = id(0) < 0, back = id(T - 1) < 0;
     int64_t start = 0, end = T;
@@ -168,7 +171,7 @@ __device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int r
 
 __device__ inline TileMask seq_idx_mask(const FwdParams& p, int64_t b, int64_t t0, int rows) {
   TileMask m{rows, 0, 0, 0, 0};
-  const SeqIdx row{p, b};
+  const SeqIdx row(p, b);
   const bool padding = p.slots.ptr && is_padding(p, b);
   const Span live = p.initial.ptr ? row.live() : Span{};
   int64_t previous = row.id(t0);

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <limits>
 
-namespace short_conv::cuda {
+#include "config.h"
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+namespace short_conv::cuda {
 
 constexpr int64_t kMaxGridY = 65535;  // and z
 

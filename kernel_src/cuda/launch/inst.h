@@ -15,4 +15,8 @@ cudaError_t launch_update_f32(const UpdateParams& p, cudaStream_t stream);
 cudaError_t launch_update_f16(const UpdateParams& p, cudaStream_t stream);
 cudaError_t launch_update_bf16(const UpdateParams& p, cudaStream_t stream);
 
+cudaError_t launch_bwd_f32(const BwdParams& p, int64_t part_rows, cudaStream_t stream);
+cudaError_t launch_bwd_f16(const BwdParams& p, int64_t part_rows, cudaStream_t stream);
+cudaError_t launch_bwd_bf16(const BwdParams& p, int64_t part_rows, cudaStream_t stream);
+
 }  // namespace short_conv::cuda

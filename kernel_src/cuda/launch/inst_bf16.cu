@@ -1,4 +1,5 @@
 // The kernels for x in __nv_bfloat16, in a file of their own so that dtypes compile in parallel.
+#include "bwd_launch.cuh"
 #include "fwd_launch.cuh"
 #include "inst.h"
 #include "update_launch.cuh"
@@ -11,6 +12,10 @@ cudaError_t launch_fwd_bf16(const FwdParams& p, cudaStream_t stream) {
 
 cudaError_t launch_update_bf16(const UpdateParams& p, cudaStream_t stream) {
   return launch_update_typed<__nv_bfloat16>(p, stream);
+}
+
+cudaError_t launch_bwd_bf16(const BwdParams& p, int64_t part_rows, cudaStream_t stream) {
+  return launch_bwd_typed<__nv_bfloat16>(p, part_rows, stream);
 }
 
 }  // namespace short_conv::cuda

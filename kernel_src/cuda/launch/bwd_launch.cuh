@@ -1,0 +1,48 @@
+// Run-time problem -> bwd kernel instantiation and grid, for one x dtype.
+#pragma once
+
+#include "../device/bwd_kernel.cuh"
+#include "config.h"
+#include "grid.h"
+
+namespace short_conv::cuda {
+
+template <typename Io, int kWidth, bool kExact>
+cudaError_t launch_bwd_rows(const BwdParams& p, int64_t part_rows, cudaStream_t stream) {
+  return launch(bwd_kernel<Io, kWidth, kExact>,
+                dim3(ceil_div(p.D, kBwdThreads * Io::kLanes), bwd_parts(p, part_rows)), kBwdThreads,
+                stream, p, part_rows);
+}
+
+template <typename x_t>
+cudaError_t launch_bwd_width(const BwdParams& p, int64_t part_rows, cudaStream_t stream) {
+  using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
+  if (!bwd_vectorized(p))
+    return launch_bwd_rows<StridedIo<x_t>, kMaxWidth, false>(p, part_rows, stream);
+  switch (p.W) {
+    case 2: return launch_bwd_rows<Io, 2, true>(p, part_rows, stream);
+    case 3: return launch_bwd_rows<Io, 3, true>(p, part_rows, stream);
+    case 4: return launch_bwd_rows<Io, 4, true>(p, part_rows, stream);
+    case 7: return launch_bwd_rows<Io, 7, true>(p, part_rows, stream);
+    default: return launch_bwd_rows<Io, kMaxWidth, false>(p, part_rows, stream);
+  }
+}
+
+template <typename x_t>
+cudaError_t launch_bwd_typed(const BwdParams& p, int64_t part_rows, cudaStream_t stream) {
+  if (p.D == 0) return cudaSuccess;
+  if (p.B * p.T > 0 && (p.dx.ptr || p.parts))
+    if (const cudaError_t error = launch_bwd_width<x_t>(p, part_rows, stream); error != cudaSuccess)
+      return error;
+  if (p.dweight.ptr || p.dbias.ptr)
+    if (const cudaError_t error =
+            launch(bwd_sum_kernel<kBwdSumThreads>, dim3(ceil_div(p.D, kBwdSumThreads), p.W + 1),
+                   kBwdSumThreads, stream, p);
+        error != cudaSuccess)
+      return error;
+  if (!p.dinitial.ptr) return cudaSuccess;
+  return launch(bwd_state_kernel<x_t, kBwdSumThreads>, ceil_div(p.D, kBwdSumThreads), p.N,
+                kBwdSumThreads, stream, p);
+}
+
+}  // namespace short_conv::cuda
