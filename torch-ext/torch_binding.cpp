@@ -16,18 +16,18 @@ STABLE_TORCH_LIBRARY(TORCH_EXTENSION_NAME, ops) {
   ops.def("states(Tensor x, Tensor cu_seqlens, Tensor(a!) final_state) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) {
-  ops.impl("fwd", TORCH_BOX(&short_conv::fwd_cpu));
-  ops.impl("update", TORCH_BOX(&short_conv::update_cpu));
-  ops.impl("states", TORCH_BOX(&short_conv::states_cpu));
+// One host function serves both keys: it picks the backend by x.
+template <typename Library>
+static void implement(Library& ops) {
+  ops.impl("fwd", TORCH_BOX(&short_conv::fwd));
+  ops.impl("update", TORCH_BOX(&short_conv::update));
+  ops.impl("states", TORCH_BOX(&short_conv::states));
 }
 
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, ops) { implement(ops); }
+
 #ifdef CUDA_KERNEL
-STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, ops) {
-  ops.impl("fwd", TORCH_BOX(&short_conv::fwd_cuda));
-  ops.impl("update", TORCH_BOX(&short_conv::update_cuda));
-  ops.impl("states", TORCH_BOX(&short_conv::states_cuda));
-}
+STABLE_TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CUDA, ops) { implement(ops); }
 #endif
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -82,36 +82,18 @@ FwdParams states_params(const Tensor& x, const Tensor& cu_seqlens, const Tensor&
 
 }  // namespace
 
-void fwd_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-             const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
-             const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
-             const OptionalTensor& has_initial_state, Tensor out, std::optional<Tensor> final_state,
-             bool silu) {
-  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
-                                 has_initial_state, out, final_state, silu);
-  run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
+void fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+         const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
+         const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
+         const OptionalTensor& has_initial_state, Tensor out, std::optional<Tensor> final_state,
+         bool silu) {
+  run(fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
+                 has_initial_state, out, final_state, silu),
+      x);
 }
 
-void states_cpu(const Tensor& x, const Tensor& cu_seqlens, Tensor final_state) {
-  const FwdParams p = states_params(x, cu_seqlens, final_state);
-  run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
+void states(const Tensor& x, const Tensor& cu_seqlens, Tensor final_state) {
+  run(states_params(x, cu_seqlens, final_state), x);
 }
-
-#ifdef CUDA_KERNEL
-void fwd_cuda(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-              const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
-              const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
-              const OptionalTensor& has_initial_state, Tensor out,
-              std::optional<Tensor> final_state, bool silu) {
-  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
-                                 has_initial_state, out, final_state, silu);
-  run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
-}
-
-void states_cuda(const Tensor& x, const Tensor& cu_seqlens, Tensor final_state) {
-  const FwdParams p = states_params(x, cu_seqlens, final_state);
-  run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
-}
-#endif
 
 }  // namespace short_conv

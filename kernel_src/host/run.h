@@ -36,4 +36,19 @@ void run_on_cuda(const Params& p, int32_t device, Launch launch) {
 }
 #endif
 
+// On x's device, where the checks have found every other tensor too.
+inline void run(const FwdParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) return run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
+#endif
+  run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
+}
+
+inline void run(const UpdateParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) return run_on_cuda(p, x.get_device_index(), cuda::launch_update);
+#endif
+  run_on_cpu(p, cpu::update_work(p), cpu::update_range);
+}
+
 }  // namespace short_conv
