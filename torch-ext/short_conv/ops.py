@@ -13,6 +13,9 @@ _fwd = ops.fwd.default
 _update = ops.update.default
 _states = ops.states.default
 
+# What each op accepts, in its own argument order.
+RULES = {_fwd: contract.fwd, _update: contract.update, _states: contract.states}
+
 # What Python and torch raise where an argument is too wrong to size a buffer by.
 _MALFORMED = (AttributeError, IndexError, RuntimeError, TypeError)
 
@@ -95,7 +98,7 @@ def causal_conv1d(
         contract.fwd(*args)
         pool = initial_state if initial_state is not None else final_state
         checking.fwd(rows, cu_seqlens, seq_idx, state_indices, pool)
-    _call(_fwd, contract.fwd, args)
+    _call(_fwd, args)
     y = given if given is not None else out.view(x.shape) if rows is not x else out
     return (y, final_state) if return_final_state else y
 
@@ -155,7 +158,7 @@ def causal_conv1d_update(
         contract.update(*args)
         checking.update(x, conv_state, weight.shape[1], cache_seqlens, conv_state_indices,
                         cu_seqlens, num_accepted_tokens)  # fmt: skip
-    _call(_update, contract.update, args)
+    _call(_update, args)
     return out
 
 
@@ -239,15 +242,15 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
     if checking.enabled():
         contract.states(*args)
         checking.offsets("cu_seqlens", cu_seqlens, x.shape[0])
-    _call(_states, contract.states, args)
+    _call(_states, args)
     return final_state
 
 
-def _call(op, rules, args: tuple) -> None:
+def _call(op: torch._ops.OpOverload, args: tuple) -> None:
     try:
         op(*args)
     except (RuntimeError, TypeError):
-        rules(*args)  # names what is wrong, if an argument is
+        RULES[op](*args)  # names what is wrong, if an argument is
         raise
 
 
