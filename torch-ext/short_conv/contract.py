@@ -15,6 +15,7 @@ from ._ops import add_op_namespace_prefix
 MAX_WIDTH = 8
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 INDICES = (torch.int32, torch.int64)
+FLAGS = (torch.bool,)
 ACTIVATIONS = {None: False, "silu": True, "swish": True}
 # A build without CUDA kernels serves the CPU alone.
 DEVICES = tuple(
@@ -117,17 +118,11 @@ def fwd(
     _bias(bias, x, D)
     N = _offsets(cu_seqlens, x) if cu_seqlens is not None else B
     if seq_idx is not None:
-        _index("seq_idx", seq_idx, x, (B, T), "[B, T]")
+        _index("seq_idx", seq_idx, x, "[B, T]", (B, T))
     if state_indices is not None:
-        _index("state_indices", state_indices, x, (N,), "[N]")
+        _index("state_indices", state_indices, x, "[N]", (N,))
     if has_initial_state is not None:
-        _tensor("has_initial_state", has_initial_state, x)
-        if has_initial_state.dtype != torch.bool:
-            raise TypeError(f"has_initial_state must be bool, got {has_initial_state.dtype}")
-        if tuple(has_initial_state.shape) != (N,):
-            raise ValueError(
-                f"has_initial_state must have shape [N] with N={N}, got {_shape(has_initial_state)}"
-            )
+        _index("has_initial_state", has_initial_state, x, "[N]", (N,), FLAGS)
     count = None if state_indices is not None else N
     states = {"initial_state": initial_state, "final_state": final_state}
     for name, state in states.items():
@@ -182,7 +177,7 @@ def update(
     }
     for name, vector in vectors.items():
         if vector is not None:
-            _index(name, vector, x, (N,), "[N]")
+            _index(name, vector, x, "[N]", (N,))
     _out(out, x)
     _written("conv_state", conv_state)
     _apart("conv_state", conv_state, "x", x)
@@ -252,21 +247,30 @@ def _bias(bias: Tensor | None, x: Tensor, D: int) -> None:
         raise ValueError(f"bias must have shape [D] with D={D}, got {_shape(bias)}")
 
 
-def _index(name: str, index: Tensor, x: Tensor, shape: tuple[int, ...], rule: str) -> None:
+def _index(
+    name: str,
+    index: Tensor,
+    x: Tensor,
+    rule: str,
+    shape: tuple[int, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...] = INDICES,
+) -> None:
+    """shape None: a vector of one entry or more."""
     _tensor(name, index, x)
-    if index.dtype not in INDICES:
-        raise TypeError(f"{name} must be int32 or int64, got {index.dtype}")
-    if tuple(index.shape) != shape:
-        raise ValueError(f"{name} must have shape {rule} = {list(shape)}, got {_shape(index)}")
+    if index.dtype not in dtypes:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} must be {known}, got {index.dtype}")
+    if shape is None:
+        fits, known = index.dim() == 1 and index.shape[0] >= 1, ""
+    else:
+        fits, known = tuple(index.shape) == shape, f" = {list(shape)}"
+    if not fits:
+        raise ValueError(f"{name} must have shape {rule}{known}, got {_shape(index)}")
 
 
 def _offsets(cu_seqlens: Tensor, x: Tensor) -> int:
     """N, the number of sequences."""
-    _tensor("cu_seqlens", cu_seqlens, x)
-    if cu_seqlens.dtype not in INDICES:
-        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(f"cu_seqlens must have shape [N + 1], got {_shape(cu_seqlens)}")
+    _index("cu_seqlens", cu_seqlens, x, "[N + 1]")
     return cu_seqlens.shape[0] - 1
 
 
