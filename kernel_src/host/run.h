@@ -51,4 +51,22 @@ inline void run(const UpdateParams& p, const Tensor& x) {
   run_on_cpu(p, cpu::update_work(p), cpu::update_range);
 }
 
+inline int64_t bwd_parts(const BwdParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) {
+    torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+    return cuda::bwd_parts(p);
+  }
+#endif
+  return cpu::bwd_parts(p);
+}
+
+inline void run(const BwdParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) return run_on_cuda(p, x.get_device_index(), cuda::launch_bwd);
+#endif
+  run_on_cpu(p, cpu::bwd_work(p), cpu::bwd_range);
+  run_on_cpu(p, cpu::bwd_sum_work(p), cpu::bwd_sum_range);
+}
+
 }  // namespace short_conv

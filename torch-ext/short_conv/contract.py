@@ -108,17 +108,7 @@ def fwd(
     silu: bool,
 ) -> None:
     """What the op `fwd` accepts, in its own argument order."""
-    _activations("x", x, dims=(3,), shape="[B, T, D]")
-    B, T, D = x.shape
-    if cu_seqlens is not None and seq_idx is not None:
-        raise ValueError("cu_seqlens and seq_idx must not both be given, got both")
-    if cu_seqlens is not None and B != 1:
-        raise ValueError(f"x must be [1, T, D] when cu_seqlens is given, got {_shape(x)}")
-    W = _weight(weight, x, D)
-    _bias(bias, x, D)
-    N = _offsets(cu_seqlens, x) if cu_seqlens is not None else B
-    if seq_idx is not None:
-        _index("seq_idx", seq_idx, x, "[B, T]", (B, T))
+    N, D, W = _convolution(x, weight, bias, cu_seqlens, seq_idx)
     if state_indices is not None:
         _index("state_indices", state_indices, x, "[N]", (N,))
     if has_initial_state is not None:
@@ -143,6 +133,43 @@ def fwd(
             _apart("final_state", final_state, "initial_state", initial_state)
     if initial_state is not None:
         _apart("out", out, "initial_state", initial_state)
+
+
+def bwd(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    dfinal_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seq_idx: Tensor | None,
+    dx: Tensor | None,
+    dweight: Tensor | None,
+    dbias: Tensor | None,
+    dinitial_state: Tensor | None,
+    silu: bool,
+) -> None:
+    """What the op `bwd` accepts, in its own argument order."""
+    N, D, W = _convolution(x, weight, bias, cu_seqlens, seq_idx)
+    _shaped_like("dy", dy, "x", x, x)
+    for name, state in {"initial_state": initial_state, "dfinal_state": dfinal_state}.items():
+        if state is not None:
+            _state(name, state, x, N, D, W)
+    read = {"x": x, "dy": dy, "weight": weight, "bias": bias, "initial_state": initial_state,
+            "dfinal_state": dfinal_state}  # fmt: skip
+    written = {"dx": dx, "dweight": dweight, "dbias": dbias, "dinitial_state": dinitial_state}
+    for name, gradient in written.items():
+        if gradient is None:
+            continue
+        of = read[name[1:]]
+        if of is None:
+            raise ValueError(f"{name} must come with {name[1:]}, got no {name[1:]}")
+        _shaped_like(name, gradient, name[1:], of, x)
+        _written(name, gradient)
+        for other_name, other in {**read, **written}.items():
+            if other is not None and other_name != name:
+                _apart(name, gradient, other_name, other)
 
 
 def update(
@@ -198,6 +225,28 @@ def _shape(tensor: Tensor) -> list:
 
 def _floats(x: Tensor) -> tuple[torch.dtype, ...]:
     return (*FLOATS, torch.float64) if x.dtype == torch.float64 else FLOATS
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seq_idx: Tensor | None,
+) -> tuple[int, int, int]:
+    """(N, D, W) of what forward and backward are told alike: x, taps and sequences."""
+    _activations("x", x, dims=(3,), shape="[B, T, D]")
+    B, T, D = x.shape
+    if cu_seqlens is not None and seq_idx is not None:
+        raise ValueError("cu_seqlens and seq_idx must not both be given, got both")
+    if cu_seqlens is not None and B != 1:
+        raise ValueError(f"x must be [1, T, D] when cu_seqlens is given, got {_shape(x)}")
+    W = _weight(weight, x, D)
+    _bias(bias, x, D)
+    N = _offsets(cu_seqlens, x) if cu_seqlens is not None else B
+    if seq_idx is not None:
+        _index("seq_idx", seq_idx, x, "[B, T]", (B, T))
+    return N, D, W
 
 
 def _tensor(name: str, tensor: object, x: Tensor) -> None:
@@ -292,12 +341,18 @@ def _state(name: str, state: Tensor, x: Tensor, count: int | None, D: int, W: in
         )
 
 
+def _shaped_like(name: str, tensor: Tensor, other_name: str, other: Tensor, x: Tensor) -> None:
+    _tensor(name, tensor, x)
+    if tensor.dtype != other.dtype:
+        raise TypeError(f"{name} must have {other_name}'s dtype {other.dtype}, got {tensor.dtype}")
+    if tensor.shape != other.shape:
+        raise ValueError(
+            f"{name} must have {other_name}'s shape {_shape(other)}, got {_shape(tensor)}"
+        )
+
+
 def _out(out: Tensor, x: Tensor) -> None:
-    _tensor("out", out, x)
-    if out.dtype != x.dtype:
-        raise TypeError(f"out must have x's dtype {x.dtype}, got {out.dtype}")
-    if out.shape != x.shape:
-        raise ValueError(f"out must have x's shape {_shape(x)}, got {_shape(out)}")
+    _shaped_like("out", out, "x", x, x)
     _written("out", out)
     _apart("out", out, "x", x)
 

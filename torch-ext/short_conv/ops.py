@@ -10,11 +10,17 @@ from . import checking, contract
 from ._ops import ops
 
 _fwd = ops.fwd.default
+_bwd = ops.bwd.default
 _update = ops.update.default
 _states = ops.states.default
 
 # What each op accepts, in its own argument order.
-RULES = {_fwd: contract.fwd, _update: contract.update, _states: contract.states}
+RULES = {
+    _fwd: contract.fwd,
+    _bwd: contract.bwd,
+    _update: contract.update,
+    _states: contract.states,
+}
 
 # What Python and torch raise where an argument is too wrong to size a buffer by.
 _MALFORMED = (AttributeError, IndexError, RuntimeError, TypeError)
