@@ -35,7 +35,7 @@ OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor",
 
 
 def test_opcheck_fwd(kernel, device):
-    op = kernel.ops.ops.fwd.default
+    op = kernel.calls.fwd
     cu = offsets([4, 5], device)
     opcheck(op, fwd_args(device), test_utils=OPCHECKS)
     opcheck(op, fwd_args(
@@ -57,13 +57,13 @@ def test_opcheck_update_and_states(kernel, device):
     w, out = torch.randn(16, 4, device=device), torch.empty(3, 16, device=device)
     slots = torch.tensor([4, -1, 0], dtype=torch.int32, device=device)
     accepted = torch.tensor([1, 0, 2], dtype=torch.int32, device=device)
-    update = kernel.ops.ops.update.default
+    update = kernel.calls.update
     opcheck(update, (x, state, w, None, None, slots, None, accepted, out, True),
             test_utils=OPCHECKS)  # fmt: skip
     opcheck(update, (x, state[:3].clone(), w, None, accepted, None, None, None, out, True),
             test_utils=OPCHECKS)  # fmt: skip
     opcheck(
-        kernel.ops.ops.states.default,
+        kernel.calls.states,
         (x, offsets([1, 2], device), torch.empty(2, 16, 4, device=device)), test_utils=OPCHECKS,
     )  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_opcheck_update_and_states(kernel, device):
 def test_schemas_mark_what_is_written(kernel):
     written = {}
     for name in ("fwd", "update", "states"):
-        schema = getattr(kernel.ops.ops, name).default._schema
+        schema = getattr(kernel.calls, name)._schema
         written[name] = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     assert written == {
         "fwd": {"out", "final_state"},

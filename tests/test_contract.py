@@ -108,7 +108,7 @@ def fwd_args(call: dict) -> tuple:
 
 def refused_by_the_op(kernel, name: str, args: tuple) -> bool:
     with pytest.raises(RuntimeError):
-        getattr(kernel.ops.ops, name)(*args)
+        getattr(kernel.calls, name)(*args)
     return True
 
 
@@ -239,7 +239,7 @@ def made(spec, device):
 def agree(kernel, name: str, args: tuple) -> None:
     """The contract and the compiled host code accept and refuse the same calls."""
     refusals = []
-    for call in (getattr(kernel.ops.contract, name), getattr(kernel.ops.ops, name)):
+    for call in (getattr(kernel.ops.contract, name), getattr(kernel.calls, name)):
         try:
             call(*args)
             refusals.append(None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._ops import add_op_namespace_prefix
 
@@ -35,12 +36,51 @@ def activation(name: object) -> bool:
         raise ValueError(f"activation must be None, 'silu' or 'swish', got {name!r}") from None
 
 
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether gradients, or forward-mode tangents, are to flow through any of them."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                return True
+    return forward_ad._current_level >= 0 and any(map(_has_tangent, tensors))
+
+
+def _has_tangent(tensor: Tensor | None) -> bool:
+    return isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def no_gradients(**tensors: Tensor | None) -> None:
+    """Of an op without a backward."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
+        if is_differentiated(tensor):
             raise NotImplementedError(
-                f"{name} must not require a gradient: there is no backward kernel, "
-                f"got {name}.requires_grad=True under an enabled grad mode"
+                f"{name} must not require a gradient: this op is for inference only, "
+                f"got {name}.requires_grad={tensor.requires_grad} under an enabled grad mode"
+            )
+
+
+def reverse_mode(**tensors: Tensor | None) -> None:
+    """Of a call that is differentiated."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "causal_conv1d must be differentiated by torch.autograd, "
+            "got a call under a transform of torch.func"
+        )
+    for name, tensor in tensors.items():
+        if forward_ad._current_level >= 0 and _has_tangent(tensor):
+            raise NotImplementedError(
+                f"{name} must not carry a tangent: there is no forward-mode kernel, "
+                "got a dual tensor"
+            )
+
+
+def inference_options(**options: Tensor | None) -> None:
+    """Of a call that is differentiated: what it may not be given."""
+    for name, option in options.items():
+        if option is not None:
+            raise NotImplementedError(
+                f"{name} must not be given where a gradient is needed: it is for inference only, "
+                f"got a {type(option).__name__}"
             )
 
 
@@ -251,6 +291,11 @@ def _convolution(
 
 def _tensor(name: str, tensor: object, x: Tensor) -> None:
     is_tensor(name, tensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(
+            f"{name} must not be inside a transform of torch.func: there is no batching rule, "
+            "got a wrapped tensor"
+        )
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} must be strided, got {tensor.layout}")
     if tensor.device != x.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .ops import RULES
+from .calls import RULES
 
 for _op, _rules in RULES.items():
     torch.library.register_fake(_op, _rules)
