@@ -42,38 +42,41 @@ class Convolution(torch.autograd.Function):
         x, weight, bias, initial_state, cu_seqlens, seq_idx = ctx.saved_tensors
         if dy is None:
             dy = x.new_zeros(()).expand(x.shape)
-        gradients = _Gradients.apply(
+        # Under create_graph, a node that says what cannot follow; without it, 20 us less.
+        compute = _Gradients.apply if torch.is_grad_enabled() else gradients
+        found = compute(
             x, dy, weight, bias, initial_state, dfinal_state, cu_seqlens, seq_idx,
             ctx.needs_input_grad[:4], ctx.silu,
         )  # fmt: skip
-        return *gradients, None, None, None, None, None
+        return *found, None, None, None, None, None
+
+
+def gradients(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    dfinal_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seq_idx: Tensor | None,
+    needed: tuple[bool, bool, bool, bool],
+    silu: bool,
+) -> tuple[Tensor | None, ...]:
+    """Of x, weight, bias and initial_state, None where not needed."""
+    made = [
+        torch.empty_like(tensor) if need else None
+        for tensor, need in zip((x, weight, bias, initial_state), needed, strict=True)
+    ]
+    calls.call(calls.bwd, x, dy, weight, bias, initial_state, dfinal_state, cu_seqlens, seq_idx,
+               *made, silu)  # fmt: skip
+    return tuple(made)
 
 
 class _Gradients(torch.autograd.Function):
-    """A node of its own, so that a second differentiation meets an error and not silence."""
-
     @staticmethod
-    def forward(
-        ctx,
-        x: Tensor,
-        dy: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        initial_state: Tensor | None,
-        dfinal_state: Tensor | None,
-        cu_seqlens: Tensor | None,
-        seq_idx: Tensor | None,
-        needed: tuple[bool, bool, bool, bool],
-        silu: bool,
-    ) -> tuple[Tensor | None, ...]:
-        """Gradients of x, weight, bias and initial_state."""
-        gradients = [
-            torch.empty_like(tensor) if need else None
-            for tensor, need in zip((x, weight, bias, initial_state), needed, strict=True)
-        ]
-        calls.call(calls.bwd, x, dy, weight, bias, initial_state, dfinal_state, cu_seqlens,
-                   seq_idx, *gradients, silu)  # fmt: skip
-        return tuple(gradients)
+    def forward(ctx, *args):
+        return gradients(*args)
 
     @staticmethod
     def backward(ctx, *_):
