@@ -70,11 +70,12 @@ def test_opcheck_update_and_states(kernel, device):
 
 def test_schemas_mark_what_is_written(kernel):
     written = {}
-    for name in ("fwd", "update", "states"):
+    for name in ("fwd", "bwd", "update", "states"):
         schema = getattr(kernel.calls, name)._schema
         written[name] = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     assert written == {
         "fwd": {"out", "final_state"},
+        "bwd": {"dx", "dweight", "dbias", "dinitial_state"},
         "update": {"conv_state", "out"},
         "states": {"final_state"},
     }
@@ -174,8 +175,13 @@ def test_compile_says_what_is_wrong(kernel, device, compiled):
     run = compiled(lambda x, w: kernel.causal_conv1d(x, w))
     with pytest.raises(Exception, match=r"weight must have shape \[D, W\] with D="):
         run(torch.ones(1, 4, 8, device=device), torch.ones(7, 4, device=device))
+    state = torch.ones(1, 8, 4, device=device)
+    update = compiled(lambda x, w: kernel.causal_conv1d_update(x, state, w))
     with pytest.raises(Exception, match="weight must not require a gradient"):
-        run(
+        update(torch.ones(1, 8, device=device), torch.ones(8, 4, device=device, requires_grad=True))
+    pool = compiled(lambda x, w: kernel.causal_conv1d(x, w, final_state_out=state))
+    with pytest.raises(Exception, match="final_state_out must not be given where a gradient"):
+        pool(
             torch.ones(1, 4, 8, device=device),
             torch.ones(8, 4, device=device, requires_grad=True),
         )
