@@ -61,7 +61,14 @@ def causal_conv1d(
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text has argument, rule, got-value.
-        NotImplementedError: no kernel for it (fp64 on CUDA, other devices, gradients).
+        NotImplementedError: no kernel for it (fp64 on CUDA, other devices, second derivatives,
+            torch.func transforms, forward mode; with gradients: out, final_state_out,
+            state_indices, has_initial_state).
+
+    Differentiable in x, weight, bias and every column of initial_state, from y and from every
+    column of a returned final state; y has the bits of a call without gradients. Sums over rows
+    run in a fixed order, so gradients have the same bits every time. Padding rows get zeros and
+    contribute nothing. A program from torch.export holds the forward op alone, without gradients.
     """
     silu = contract.activation(activation)
     contract.is_tensor("x", x)
@@ -109,6 +116,7 @@ def causal_conv1d_update(
     out: Tensor | None = None,
 ) -> Tensor:
     """Decode: each sequence consumes its new tokens and its conv_state row advances in place.
+    For inference: arguments that require gradients are refused.
 
     y as in `causal_conv1d`, with the history taken from conv_state.
 
@@ -170,7 +178,7 @@ def causal_conv1d_fn(
         final_states_out: [N, D, W-1], written and returned when return_final_states is set.
 
     Returns:
-        y [B, D, T] in x's layout, or (y, final states [N, D, W-1]).
+        y [B, D, T] in x's layout, or (y, final states [N, D, W-1]). Differentiable likewise.
 
     Raises:
         As `causal_conv1d`; TypeError for an activation passed in seq_idx's place.
