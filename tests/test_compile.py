@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
 
 from cases import offsets
 
@@ -35,7 +36,7 @@ OPCHECKS = ["test_schema", "test_autograd_registration", "test_faketensor",
 
 
 def test_opcheck_fwd(kernel, device):
-    op = kernel.ops.ops.fwd.default
+    op = kernel.calls.fwd
     cu = offsets([4, 5], device)
     opcheck(op, fwd_args(device), test_utils=OPCHECKS)
     opcheck(op, fwd_args(
@@ -52,29 +53,49 @@ def test_opcheck_fwd(kernel, device):
     ), test_utils=OPCHECKS)  # fmt: skip
 
 
+@pytest.mark.parametrize("wanted", [(1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 1, 0), (0, 0, 0, 1)])
+@pytest.mark.parametrize("packing", ["dense", "cu_seqlens", "seq_idx"])
+def test_opcheck_of_training(kernel, device, wanted, packing):
+    """Both ops, with inputs that require gradients, and every subset of those that are written."""
+    leaves = [torch.randn(s, device=device, requires_grad=bool(need)) for s, need in
+              zip([(1, 9, 16), (16, 4), (16,), (1, 16, 4)], wanted, strict=True)]  # fmt: skip
+    x, weight, bias, initial = leaves
+    cu = offsets([9], device) if packing == "cu_seqlens" else None
+    ids = torch.arange(9, device=device)[None] // 4 if packing == "seq_idx" else None
+    final = torch.empty(1, 16, 6, device=device)
+    opcheck(kernel.calls.fwd, (x, weight, bias, initial, cu, ids, None, None,
+                               torch.empty(1, 9, 16, device=device), final, True),
+            test_utils=OPCHECKS)  # fmt: skip
+    made = [torch.empty(t.shape, device=device) if t.requires_grad else None for t in leaves]
+    dy = torch.randn(1, device=device).expand(1, 9, 16)
+    opcheck(kernel.calls.bwd, (x, dy, weight, bias, initial, final, cu, ids, *made, True),
+            test_utils=OPCHECKS)  # fmt: skip
+
+
 def test_opcheck_update_and_states(kernel, device):
     x, state = torch.randn(3, 16, device=device), torch.randn(5, 16, 6, device=device)
     w, out = torch.randn(16, 4, device=device), torch.empty(3, 16, device=device)
     slots = torch.tensor([4, -1, 0], dtype=torch.int32, device=device)
     accepted = torch.tensor([1, 0, 2], dtype=torch.int32, device=device)
-    update = kernel.ops.ops.update.default
+    update = kernel.calls.update
     opcheck(update, (x, state, w, None, None, slots, None, accepted, out, True),
             test_utils=OPCHECKS)  # fmt: skip
     opcheck(update, (x, state[:3].clone(), w, None, accepted, None, None, None, out, True),
             test_utils=OPCHECKS)  # fmt: skip
     opcheck(
-        kernel.ops.ops.states.default,
+        kernel.calls.states,
         (x, offsets([1, 2], device), torch.empty(2, 16, 4, device=device)), test_utils=OPCHECKS,
     )  # fmt: skip
 
 
 def test_schemas_mark_what_is_written(kernel):
     written = {}
-    for name in ("fwd", "update", "states"):
-        schema = getattr(kernel.ops.ops, name).default._schema
+    for name in ("fwd", "bwd", "update", "states"):
+        schema = getattr(kernel.calls, name)._schema
         written[name] = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     assert written == {
         "fwd": {"out", "final_state"},
+        "bwd": {"dx", "dweight", "dbias", "dinitial_state"},
         "update": {"conv_state", "out"},
         "states": {"final_state"},
     }
@@ -155,6 +176,88 @@ def test_compile_drop_in_and_layers(kernel, device, compiled):
     assert len(compiled.graphs) == 1
 
 
+def trained(run, inputs, *args):
+    """Results and gradients of a scalar loss."""
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    outputs = run(*inputs, *args)
+    loss = sum((y * y).sum() for y in outputs)
+    return [*outputs, *torch.autograd.grad(loss, inputs)]
+
+
+PACKINGS = ("dense", "cu_seqlens", "seq_idx")
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compile_training_without_recompiles(kernel, device, compiled, packing, checkpointed):
+    """A whole step: states in and out, gradients of every input, one graph whatever T is."""
+
+    def block(x, weight, bias, initial, boundaries):
+        given = {packing: boundaries} if packing != "dense" else {}
+        y, final = kernel.causal_conv1d(
+            x * 2, weight, bias, activation="silu", initial_state=initial,
+            return_final_state=True, **given,
+        )  # fmt: skip
+        return y + 1, final
+
+    def step(*args):
+        return checkpoint(block, *args, use_reentrant=False) if checkpointed else block(*args)
+
+    run = compiled(step)
+    N = 3 if packing == "cu_seqlens" else 1
+    for T in (5, 9, 17, 64):
+        boundaries = {
+            "dense": None,
+            "cu_seqlens": offsets([2, 0, T - 2], device),
+            "seq_idx": torch.arange(T, device=device)[None] // 3,
+        }[packing]
+        inputs = [torch.randn(s, device=device) for s in
+                  ((1, T, 32), (32, 4), (32,), (N, 32, 4))]  # fmt: skip
+        expected = trained(block, inputs, boundaries)
+        for got, exact in zip(trained(run, inputs, boundaries), expected, strict=True):
+            torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-6)
+    assert len(compiled.graphs) == 1
+
+
+@pytest.mark.parametrize("used", ["y", "final"])
+def test_compile_training_of_one_result(kernel, device, compiled, used):
+    """The other one has no gradient."""
+
+    def f(x, weight):
+        y, final = kernel.causal_conv1d(x, weight, activation="silu", return_final_state=True)
+        return (y,) if used == "y" else (final,)
+
+    run = compiled(f)
+    for T in (5, 9):
+        inputs = [torch.randn(2, T, 32, device=device), torch.randn(32, 4, device=device)]
+        expected = trained(f, inputs)
+        for got, exact in zip(trained(run, inputs), expected, strict=True):
+            torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-6)
+    assert len(compiled.graphs) == 1
+
+
+def test_compile_training_of_drop_in_and_layer(kernel, device, compiled):
+    """Channels before time, frozen weight, several batch rows under one set of offsets."""
+    fn = kernel.layers.causal_conv1d_fn()
+    w, b = torch.randn(32, 4, device=device), torch.randn(32, device=device)
+
+    def f(x, weight, cu):
+        y, final = kernel.causal_conv1d_fn(x, w, b, return_final_states=True, activation="silu")
+        z = fn(x, weight, activation="silu", seq_idx=None)
+        rows = kernel.causal_conv1d(x.transpose(1, 2).contiguous(), weight, cu_seqlens=cu)
+        return y, final, z, rows
+
+    run = compiled(f)
+    for T in (5, 7, 33):
+        inputs = [torch.randn(2, T, 32, device=device).transpose(1, 2),
+                  torch.randn(32, 4, device=device)]  # fmt: skip
+        cu = offsets([T + 1, T - 1], device)
+        expected = trained(f, inputs, cu)
+        for got, exact in zip(trained(run, inputs, cu), expected, strict=True):
+            torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-6)
+    assert len(compiled.graphs) == 1
+
+
 def test_compile_slots_with_a_dynamic_batch(kernel, device, compiled):
     w = torch.randn(32, 4, device=device)
 
@@ -174,8 +277,13 @@ def test_compile_says_what_is_wrong(kernel, device, compiled):
     run = compiled(lambda x, w: kernel.causal_conv1d(x, w))
     with pytest.raises(Exception, match=r"weight must have shape \[D, W\] with D="):
         run(torch.ones(1, 4, 8, device=device), torch.ones(7, 4, device=device))
+    state = torch.ones(1, 8, 4, device=device)
+    update = compiled(lambda x, w: kernel.causal_conv1d_update(x, state, w))
     with pytest.raises(Exception, match="weight must not require a gradient"):
-        run(
+        update(torch.ones(1, 8, device=device), torch.ones(8, 4, device=device, requires_grad=True))
+    pool = compiled(lambda x, w: kernel.causal_conv1d(x, w, final_state_out=state))
+    with pytest.raises(Exception, match="final_state_out must not be given where a gradient"):
+        pool(
             torch.ones(1, 4, 8, device=device),
             torch.ones(8, 4, device=device, requires_grad=True),
         )
@@ -212,6 +320,23 @@ def test_export_keeps_the_op(kernel, device):
     assert "fwd" in str(program.graph)
     longer = torch.randn(1, 21, 32, device=device)
     assert torch.equal(program.module()(longer), Conv()(longer))
+
+
+def test_export_of_a_module_with_parameters(kernel, device):
+    """The program holds the forward op and gives its bits."""
+
+    class Conv(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(32, 4, device=device))
+
+        def forward(self, x):
+            return kernel.causal_conv1d(x, self.weight, activation="silu")
+
+    module, x = Conv(), torch.randn(1, 8, 32, device=device)
+    program = torch.export.export(module, (x,), dynamic_shapes={"x": {1: torch.export.Dim("T")}})
+    longer = torch.randn(1, 21, 32, device=device)
+    assert torch.equal(program.module()(longer), module(longer))
 
 
 def test_fakes_refuse_like_the_real_ops(kernel, device):

@@ -108,7 +108,7 @@ def fwd_args(call: dict) -> tuple:
 
 def refused_by_the_op(kernel, name: str, args: tuple) -> bool:
     with pytest.raises(RuntimeError):
-        getattr(kernel.ops.ops, name)(*args)
+        getattr(kernel.calls, name)(*args)
     return True
 
 
@@ -149,6 +149,83 @@ def test_update_refuses(kernel, device, case):
              "cu_seqlens", "num_accepted_tokens")  # fmt: skip
     out = call.get("out", torch.empty_like(call["x"]))
     assert refused_by_the_op(kernel, "update", (*(call.get(n) for n in names), out, True))
+
+
+def good_bwd(device) -> dict:
+    call = good_fwd(device)
+    call |= {"dy": call["x"].clone(), "bias": torch.randn(8, device=device)}
+    call["dfinal_state"] = torch.randn(2, 8, 7, device=device)
+    made = {f"d{n}": torch.empty_like(call[n]) for n in ("x", "weight", "bias", "initial_state")}
+    return call | made
+
+
+BAD_BWD = {
+    "x dims": ({"x": ones(2, 8)}, ValueError, r"x must be \[B, T, D\], got \[2, 8\]"),
+    "weight": ({"weight": ones(7, 4)}, ValueError, r"weight .* D=8 .* got \[7, 4\]"),
+    "dy shape": ({"dy": ones(2, 5, 8)}, ValueError, r"dy must have x's shape .* got \[2, 5, 8\]"),
+    "dy dtype": ({"dy": ones(2, 6, 8, dtype=bf16)}, TypeError, "dy must .* got torch.bfloat16"),
+    "dfinal L": ({"dfinal_state": ones(2, 8, 2)}, ValueError, r"dfinal_state .* got \[2, 8, 2\]"),
+    "dfinal dtype": ({"dfinal_state": ones(2, 8, 4, dtype=i32)}, TypeError, "dfinal_state .* got"),
+    "dx shape": ({"dx": ones(2, 6, 7)}, ValueError, r"dx must have x's shape .* got \[2, 6, 7\]"),
+    "dx dtype": ({"dx": ones(2, 6, 8, dtype=bf16)}, TypeError, "dx must have x's dtype"),
+    "dx expanded": (
+        {"dx": lambda d: torch.ones(2, 1, 8, device=d).expand(2, 6, 8)},
+        ValueError, "dx is written and must not be expanded, got stride 0 in dim 1",
+    ),
+    "dweight shape": ({"dweight": ones(8, 3)}, ValueError, r"dweight must .* weight's .* \[8, 3\]"),
+    "dweight dtype": (
+        {"dweight": ones(8, 4, dtype=bf16)}, TypeError, "dweight must have weight's dtype",
+    ),
+    "dbias shape": ({"dbias": ones(4)}, ValueError, r"dbias must have bias's shape .* got \[4\]"),
+    "dbias alone": ({"bias": None}, ValueError, "dbias must come with bias, got no bias"),
+    "dinitial shape": (
+        {"dinitial_state": ones(2, 8, 3)}, ValueError, r"dinitial_state .* got \[2, 8, 3\]",
+    ),
+    "dinitial dtype": (
+        {"dinitial_state": ones(2, 8, 4, dtype=bf16)}, TypeError, "dinitial_state must have init",
+    ),
+    "dinitial alone": (
+        {"initial_state": None}, ValueError, "dinitial_state must come with initial_state",
+    ),
+    "both packings": (
+        {"cu_seqlens": ones(3, dtype=i32), "seq_idx": ones(2, 6, dtype=i32)},
+        ValueError, "cu_seqlens and seq_idx must not both be given, got both",
+    ),
+    "cu of a batch": (
+        {"cu_seqlens": ones(3, dtype=i32)}, ValueError, r"x must be \[1, T, D\] when cu_seqlens",
+    ),
+    "seq_idx": ({"seq_idx": ones(2, 5, dtype=i32)}, ValueError, r"seq_idx .* got \[2, 5\]"),
+}  # fmt: skip
+BWD = ("x", "dy", "weight", "bias", "initial_state", "dfinal_state", "cu_seqlens", "seq_idx",
+       "dx", "dweight", "dbias", "dinitial_state")  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_BWD.values(), ids=BAD_BWD.keys())
+def test_bwd_refuses(kernel, device, case):
+    changes, error, text = case
+    call = good_bwd(device)
+    call |= {name: make and make(device) for name, make in changes.items()}
+    args = (*(call.get(name) for name in BWD), True)
+    with pytest.raises(error, match=text):
+        kernel.calls.call(kernel.calls.bwd, *args)
+    assert refused_by_the_op(kernel, "bwd", args)
+
+
+@pytest.mark.parametrize(
+    "written, other",
+    [(w, o) for w in BWD[8:] for o in BWD if o not in (w, "cu_seqlens", "seq_idx")],
+)
+def test_bwd_writes_nothing_else(kernel, device, written, other):
+    """A gradient that shares an element with any other tensor is refused."""
+    call = good_bwd(device)
+    buffer = torch.zeros(400, device=device)
+    for name, start in ((written, 0), (other, 1)):
+        shape, stride = call[name].shape, call[name].stride()
+        call[name] = buffer.as_strided(shape, stride, start)
+    args = (*(call.get(name) for name in BWD), True)
+    with pytest.raises(ValueError, match="must not overlap"):
+        kernel.calls.call(kernel.calls.bwd, *args)
+    assert refused_by_the_op(kernel, "bwd", args)
 
 
 def value(it):
@@ -239,7 +316,8 @@ def made(spec, device):
 def agree(kernel, name: str, args: tuple) -> None:
     """The contract and the compiled host code accept and refuse the same calls."""
     refusals = []
-    for call in (getattr(kernel.ops.contract, name), getattr(kernel.ops.ops, name)):
+    op = getattr(kernel.calls, name)
+    for call in (kernel.calls.RULES[op], op):
         try:
             call(*args)
             refusals.append(None)
@@ -284,6 +362,38 @@ def test_contract_and_host_agree_on_fwd(kernel, device, emulated, data):
         maybe(S, D, L, dtype=f32),
     )
     agree(kernel, "fwd", (*(made(spec, device) for spec in specs), True))
+
+
+@FUZZ
+@given(data=st.data())
+def test_contract_and_host_agree_on_bwd(kernel, device, emulated, data):
+    if emulated:
+        pytest.skip("CUDA kernels under CPU tensors, whose float64 the contract allows")
+    draw = data.draw
+    dtype = draw(st.sampled_from([*FLOATS, f64]))
+    wide = draw(st.sampled_from([dtype, f32]))
+    packed = draw(st.booleans())
+    B, T, D, W = 1 if packed else 2, 5, 6, draw(st.sampled_from([1, 4, 8]))
+    N, L = 3 if packed else B, W
+
+    def maybe(*shape, dtype):
+        return draw(st.none() | near(*shape, dtype=dtype))
+
+    specs = (
+        draw(near(B, T, D, dtype=dtype)),
+        draw(near(B, T, D, dtype=dtype)),
+        draw(near(D, W, dtype=wide)),
+        maybe(D, dtype=wide),
+        maybe(N, D, L, dtype=bf16),
+        maybe(N, D, L + 1, dtype=f32),
+        draw(near(N + 1, dtype=i32)) if packed else None,
+        None if packed and draw(st.integers(0, 5)) else maybe(B, T, dtype=i32),
+        maybe(B, T, D, dtype=dtype),
+        maybe(D, W, dtype=wide),
+        maybe(D, dtype=wide),
+        maybe(N, D, L, dtype=bf16),
+    )
+    agree(kernel, "bwd", (*(made(spec, device) for spec in specs), True))
 
 
 @FUZZ
@@ -335,7 +445,7 @@ def test_contract_and_host_agree_on_overlap(kernel, device, sizes, pitch, starts
     agree(kernel, "fwd", args)
     if shared:
         with pytest.raises(ValueError, match="out must not overlap x"):
-            kernel.ops.contract.fwd(*args)
+            kernel.calls.RULES[kernel.calls.fwd](*args)
 
 
 def test_overlap_is_refused_and_neighbouring_columns_are_not(kernel, device):
@@ -360,16 +470,6 @@ def test_unviewable_batch_with_offsets(kernel, device):
     cu = torch.tensor([0, 12], dtype=i32, device=device)
     with pytest.raises(ValueError, match=r"x must be viewable as \[1, B\*T, D\]"):
         kernel.causal_conv1d(x, torch.randn(8, 4, device=device), cu_seqlens=cu)
-
-
-@pytest.mark.parametrize("name", ["x", "weight", "bias", "initial_state"])
-def test_gradients_are_refused_by_name(kernel, device, name):
-    call = good_fwd(device) | {"bias": torch.randn(8, device=device)}
-    call[name].requires_grad_()
-    with pytest.raises(NotImplementedError, match=f"{name} must not require a gradient"):
-        kernel.causal_conv1d(**call)
-    with torch.no_grad():
-        kernel.causal_conv1d(**call)
 
 
 @pytest.mark.parametrize("name", ["x", "conv_state", "weight", "bias"])

@@ -27,6 +27,34 @@ def test_signature_and_values(kernel, device):
     assert final is out and torch.equal(final, x[..., -3:])
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients(kernel, device, last):
+    """Of every tensor, against torch's own depthwise convolution; x's layout is its gradient's."""
+    x = torch.randn(2, 24, 9, device=device)
+    if last:
+        x = x.transpose(1, 2).contiguous().transpose(1, 2)
+    w, b = torch.randn(24, 4, device=device), torch.randn(24, device=device)
+    inputs = [t.requires_grad_() for t in (x, w, b, torch.randn(2, 24, 3, device=device))]
+    dy, dfinal = torch.randn(2, 24, 9, device=device), torch.randn(2, 24, 3, device=device)
+    outputs = kernel.causal_conv1d_fn(*inputs[:3], None, inputs[3], True, activation="silu")
+    got = torch.autograd.grad(outputs, inputs, (dy, dfinal))
+    padded = torch.cat([inputs[3], x], -1)
+    y = nn.functional.silu(nn.functional.conv1d(padded, w[:, None], b, groups=24))
+    expected = torch.autograd.grad((y, padded[..., -3:]), inputs, (dy, dfinal))
+    for a, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
+    assert got[0].stride() == x.stride()
+
+
+def test_serving_buffers_are_refused_in_training(kernel, device):
+    x, w = torch.randn(2, 24, 9, device=device), torch.randn(24, 4, device=device)
+    out = torch.empty(2, 24, 3, device=device)
+    with pytest.raises(NotImplementedError, match="final_state_out must not be given"):
+        kernel.causal_conv1d_fn(
+            x, w.requires_grad_(), return_final_states=True, final_states_out=out
+        )
+
+
 def test_layouts_are_kept(kernel, device):
     w = torch.randn(24, 4, device=device)
     first = torch.randn(2, 24, 9, device=device)
@@ -84,6 +112,7 @@ def test_layer_class_rules(kernel, name):
     assert issubclass(layer, nn.Module) and layer.__init__ is nn.Module.__init__
     members = {m for m in vars(layer) if not m.startswith("__")}
     assert members == {"forward", "can_torch_compile", "has_backward"}
+    assert layer.has_backward == (name == "causal_conv1d_fn")
 
 
 def test_layer_signatures_are_transformers(kernel):
@@ -119,6 +148,17 @@ def test_layer_honours_every_packing_keyword(kernel, device):
         fn(kernel)(x, w, segments=cu)
     with pytest.raises(ValueError, match="must be the same tensor"):
         fn(kernel)(x, w, cu_seqlens=cu, cu_seq_lens_q=cu + 1)
+
+
+def test_layer_has_gradients(kernel, device):
+    x = torch.randn(1, 24, 9, device=device, requires_grad=True)
+    w = torch.randn(24, 4, device=device, requires_grad=True)
+    cu = offsets([4, 5], device)
+    got = torch.autograd.grad(fn(kernel)(x, w, activation="silu", cu_seq_lens_q=cu).sum(), (x, w))
+    parts = [kernel.causal_conv1d_fn(p, w, activation="silu") for p in x.split([4, 5], 2)]
+    expected = torch.autograd.grad(torch.cat(parts, 2).sum(), (x, w))
+    assert torch.equal(got[0], expected[0])
+    torch.testing.assert_close(got[1], expected[1], rtol=1e-6, atol=1e-6)
 
 
 def test_layer_contradiction_is_found_on_request(kernel, device):

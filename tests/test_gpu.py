@@ -18,6 +18,74 @@ def test_bf16_forward_is_the_rounded_reference_at_model_size(kernel, reference, 
     assert_rounded(y, exact, scale_of(x, w, None))
 
 
+def backward(kernel, x, dy, weight, **options):
+    """Gradients of x and weight."""
+    x, weight = x.detach().requires_grad_(), weight.detach().requires_grad_()
+    y = kernel.causal_conv1d(x, weight, activation="silu", **options)
+    return torch.autograd.grad(y, (x, weight), dy)
+
+
+def test_bf16_backward_is_the_rounded_reference_at_model_size(kernel, reference, device):
+    x, dy = (torch.randn(1, 300, 8192, device=device).bfloat16() for _ in range(2))
+    w = torch.randn(8192, 4, device=device)
+    exact = reference.bwd(x, dy, w, silu=True)
+    terms = reference.bwd(x.abs(), 1.1 * dy.double().abs(), w.abs())
+    few = 1 + scale_of(x, w, None)
+    for got, value, sums, n in zip(
+        backward(kernel, x, dy, w), exact, terms, (0, 300), strict=False
+    ):
+        assert_rounded(got, value, (few + n / 8) * sums)
+
+
+@pytest.mark.parametrize("T", [4096, 32768])
+@pytest.mark.parametrize("D", [4128, 8192])
+def test_r26_gradients_are_reproducible_at_size(kernel, device, T, D):
+    """Bitwise in 20 runs, without any switch."""
+    B = 4 if T == 4096 else 1
+    x, dy = (torch.randn(B, T, D, device=device).bfloat16() for _ in range(2))
+    w = torch.randn(D, 4, device=device)
+    expected = backward(kernel, x, dy, w)
+    for _ in range(20):
+        for a, b in zip(backward(kernel, x, dy, w), expected, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_backward_follows_the_current_stream(kernel, device):
+    """It waits for that stream's writer of dy, and the poison that comes after is not seen."""
+    stream = torch.cuda.Stream()
+    w = torch.randn(8192, 4, device=device)
+    x, clean = (torch.randn(1, 2048, 8192, device=device) for _ in range(2))
+    expected = backward(kernel, x, clean, w)
+    torch.cuda.synchronize()
+    for _ in range(5):
+        with torch.cuda.stream(stream):
+            dy = torch.full_like(clean, float("nan"))
+            torch.cuda._sleep(2_000_000)
+            dy.copy_(clean)
+            got = backward(kernel, x, dy, w)
+            dy.fill_(float("nan"))
+        stream.synchronize()
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_forward_on_one_stream_backward_called_from_another(kernel, device):
+    """autograd runs a node on its forward's stream and orders the two."""
+    x = torch.randn(1, 2048, 1024, device=device)
+    w, dy = torch.randn(1024, 4, device=device), torch.randn_like(x)
+    expected = backward(kernel, x, dy, w)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    x, w = x.requires_grad_(), w.requires_grad_()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(2_000_000)
+        y = kernel.causal_conv1d(x, w, activation="silu")
+    torch.cuda.current_stream().wait_stream(side)
+    got = torch.autograd.grad(y, (x, w), dy)
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_current_stream_and_lifetime(kernel, device):
     """Work goes to the caller's stream: it waits for that stream's writer, poison comes after."""
     stream = torch.cuda.Stream()
@@ -48,6 +116,10 @@ def test_r60_a_device_that_is_not_current(kernel, device):
     z = kernel.causal_conv1d_update(x[:, 0], state, w)
     far = kernel.causal_conv1d_update(x[:, 0].to(there), moved, w.to(there))
     assert torch.equal(far.to(device), z) and torch.equal(moved.to(device), state)
+    dy = torch.randn_like(x)
+    for a, b in zip(backward(kernel, x.to(there), dy.to(there), w.to(there)),
+                    backward(kernel, x, dy, w), strict=True):  # fmt: skip
+        assert a.device == there and torch.equal(a.to(device), b)
     assert torch.cuda.current_device() == current
     with pytest.raises(ValueError, match="weight must be on x's device cuda:1, got cuda:0"):
         kernel.causal_conv1d(x.to(there), w)
@@ -74,6 +146,7 @@ def test_no_call_waits_for_the_device(kernel, device, no_sync):
         x[0], pool, w, conv_state_indices=slots, cu_seqlens=cu, num_accepted_tokens=slots
     )
     kernel.causal_conv1d_varlen_states(x[0], cu, 4)
+    backward(kernel, x, x, w, cu_seqlens=cu)
     assert kernel.why_not("causal_conv1d", x, w, cu_seqlens=cu) is None
 
 
@@ -107,6 +180,23 @@ def test_graph_replay_with_rewritten_offsets(kernel, device):
             x, w, cu_seqlens=cu, initial_state=initial, return_final_state=True
         )
         assert torch.equal(y, again) and torch.equal(final, states)
+
+
+def test_graph_replay_of_training_with_rewritten_offsets(kernel, device):
+    """Forward and backward in one graph, the workspace in its pool."""
+    x, dy = (torch.randn(1, 400, 256, device=device) for _ in range(2))
+    w, cu = torch.randn(256, 4, device=device), offsets([100, 300, 0], device)
+    graph, gradients = capture(lambda: backward(kernel, x, dy, w, cu_seqlens=cu))
+    for lengths in ([100, 300, 0], [1, 2, 397], [0, 0, 400], [50, 50, 50]):
+        cu.copy_(offsets(lengths, device))
+        x.normal_()
+        dy.normal_()
+        for gradient in gradients:
+            gradient.fill_(float("nan"))
+        graph.replay()
+        expected = backward(kernel, x, dy, w, cu_seqlens=cu)
+        for a, b in zip(gradients, expected, strict=True):
+            assert torch.equal(a, b)
 
 
 def test_graph_replay_of_decode_with_rewritten_slots(kernel, device):
@@ -174,6 +264,31 @@ def test_row_pitch_times_token_past_31_and_32_bits(kernel, device, pitch, T):
     assert torch.equal(final[0], x[0, -4:].t())
 
 
+def test_backward_of_a_pitch_past_31_bits(kernel, device):
+    """R52 backward: x and dy are narrow slices of wide projections; dx of the tail equals a small
+    copy's, and dweight is that of contiguous copies."""
+    T, pitch, D = 58300, 36864, 64
+    wide = torch.empty(T, pitch, dtype=torch.bfloat16, device=device)
+    assert wide.numel() > 2**31
+    x, dy = (wide[:, i : i + D].unsqueeze(0).normal_() for i in (0, 128))
+    w = torch.randn(D, 4, device=device)
+    dx, dw = backward(kernel, x, dy, w)
+    near = backward(kernel, x.contiguous(), dy.contiguous(), w)
+    tail = backward(kernel, x[:, -50:].contiguous(), dy[:, -50:].contiguous(), w)
+    assert torch.equal(dx, near[0]) and torch.equal(dx[:, -40:], tail[0][:, -40:])
+    torch.testing.assert_close(dw, near[1], rtol=1e-4, atol=T**0.5 * 1e-4)
+
+
+def test_backward_past_32_bits(kernel, device):
+    """2^32 + elements, by comparison of dx with the tail's own."""
+    T, D = 2**19 + 37, 8192
+    x = torch.empty(1, T, D, dtype=torch.bfloat16, device=device).normal_()
+    w = torch.randn(D, 4, device=device)
+    dx, _ = backward(kernel, x, x, w)
+    tail, _ = backward(kernel, x[:, -100:], x[:, -100:], w)
+    assert torch.equal(dx[:, -90:], tail[:, -90:])
+
+
 def test_contiguous_past_32_bits(kernel, device):
     """2^32 + elements, dense, by comparison with its own tail."""
     T, D = 2**19 + 37, 8192
@@ -218,6 +333,21 @@ def test_more_sequences_than_a_grid_dimension(kernel, device):
     )  # fmt: skip
     z = kernel.causal_conv1d_update(x[0], twin, w)
     assert torch.equal(y[0], z) and torch.equal(state, twin)
+
+
+def test_backward_of_more_sequences_than_a_grid_dimension(kernel, device):
+    """Past 65535 sequences of one row: dx is the last tap's share, states get the others'."""
+    N, D = 70_001, 16
+    x, dy = (torch.randn(1, N, D, device=device) for _ in range(2))
+    w = torch.randn(D, 4, device=device)
+    state = torch.randn(N, D, 4, device=device, requires_grad=True)
+    cu = torch.arange(N + 1, device=device)
+    a = x.clone().requires_grad_()
+    y = kernel.causal_conv1d(a, w, cu_seqlens=cu, initial_state=state)
+    dx, dstate = torch.autograd.grad(y, (a, state), dy)
+    torch.testing.assert_close(dx, dy * w[:, 3], rtol=1e-6, atol=0)
+    expected = torch.nn.functional.pad(dy[0, :, :, None] * w[:, :3], (1, 0))
+    torch.testing.assert_close(dstate, expected, rtol=1e-6, atol=0)
 
 
 def test_ten_thousand_runs_agree_bitwise(kernel, device):

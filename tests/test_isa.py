@@ -25,6 +25,11 @@ for dtype in (torch.float32, torch.bfloat16, torch.float16):
         s = torch.randn(2, D, 4).to(dtype)
         y, f = k.causal_conv1d(x, w, activation="silu", initial_state=s, return_final_state=True)
         results += [y, f, k.causal_conv1d_update(x[:, 0].contiguous(), s, w, activation="silu"), s]
+        leaves = [t.clone().requires_grad_() for t in (x, w, s)]
+        outputs = k.causal_conv1d(
+            *leaves[:2], activation="silu", initial_state=leaves[2], return_final_state=True
+        )
+        results += torch.autograd.grad(outputs, leaves, (y, f))
 special = torch.tensor([0.0, -0.0, 1e-40, 88.8, -88.8, 3e38, -3e38, float("inf"), float("nan")])
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     x = special.to(dtype).reshape(1, 1, -1)

@@ -487,3 +487,188 @@ def test_r63_r65_benchmark_sizes(kernel, device):
         initial_state=x[:, 509:512].transpose(1, 2),
     )  # fmt: skip
     assert torch.equal(y[:, 512:], tail)
+
+
+def gradient_row(gradient) -> list:
+    """[B, T, D] or [D, W]: the values that all channels must share."""
+    last = gradient if gradient.dim() == 2 else gradient.flatten(0, 1).t()
+    assert (last == last[:1]).all()
+    return last[0].tolist()
+
+
+# x, history, dy, gradient of the final state; dx, dh0, dw. dy None: ones.
+GRADIENTS = {
+    "G1": ([1, 2, 3, 4], None, None, None, [1111, 111, 11, 1], None, [1, 3, 6, 10]),
+    "G2": ([1, 2, 3, 4], H, None, None, [1111, 111, 11, 1], [1000, 1100, 1110], [25, 20, 15, 10]),
+    "G3": ([1], H, [0], [5, 6, 7], [7], [0, 5, 6], [0, 0, 0, 0]),
+    "G4": ([1, 2], H, [0, 0], [5, 6, 7], [6, 7], [0, 0, 5], [0, 0, 0, 0]),
+    "G5": ([1], H, [1], [0, 0, 0], [1], [1000, 100, 10], [7, 8, 9, 1]),
+    "G6": ([1, 2, 3, 4, 5], H, [0] * 5, [5, 6, 7], [0, 0, 5, 6, 7], [0, 0, 0], [0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("case", GRADIENTS.values(), ids=GRADIENTS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_table_of_gradients(kernel, device, case, dtype, state_dtype):
+    """Exact sums, rounded to the dtype of what they are the gradient of."""
+    x, history, dy, dfinal, dx, dh, dw = case
+    inputs = [rows(x, device, dtype), taps(device)]
+    if history is not None:
+        inputs.append(state(history, device=device, dtype=state_dtype))
+    inputs = [t.requires_grad_() for t in inputs]
+    y, final = kernel.causal_conv1d(
+        *inputs[:2], initial_state=inputs[2] if history else None, return_final_state=True,
+        state_len=3,
+    )  # fmt: skip
+    outputs, grads = [y], [torch.ones_like(y) if dy is None else rows(dy, device, dtype)]
+    if dfinal is not None:
+        outputs.append(final)
+        grads.append(state(dfinal, device=device, dtype=final.dtype))
+    got = torch.autograd.grad(outputs, inputs, grads)
+    assert gradient_row(got[0]) == torch.tensor(dx, dtype=torch.float32).to(dtype).tolist()
+    assert gradient_row(got[1]) == dw
+    if history is not None:
+        expected = torch.tensor([dh], dtype=torch.float32).to(state_dtype)
+        assert columns(got[2]) == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("by", ["cu_seqlens", "seq_idx"])
+def test_g7_packed_gradients(kernel, device, by, dtype):
+    """R09, R19: no gradient crosses a boundary, dweight's neither."""
+    packing = {"cu_seqlens": cu([0, 3, 4, 6], device)}
+    if by == "seq_idx":
+        packing = {"seq_idx": cu([[0, 0, 0, 1, 2, 2]], device)}
+    x, w = rows([1, 2, 3, 4, 5, 6], device, dtype).requires_grad_(), taps(device).requires_grad_()
+    kernel.causal_conv1d(x, w, **packing).sum().backward()
+    assert gradient_row(x.grad) == [111, 11, 1, 1, 11, 1]
+    assert gradient_row(w.grad) == [0, 1, 8, 21]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_16_bits_are_exact(kernel, device, dtype):
+    """G2 on taps 8, 4, 2, 1 and digits up to 3: every sum is exact, so bits must agree."""
+    x, history = rows([1, 2, 3, 0], device, dtype), state([3, 1, 2], device=device, dtype=dtype)
+    w = taps(device, [8, 4, 2, 1], dtype)
+    inputs = [t.requires_grad_() for t in (x, w, history)]
+    y = kernel.causal_conv1d(x, w, initial_state=history)
+    dx, dw, dh = torch.autograd.grad(y.sum(), inputs)
+    assert gradient_row(dx) == [15, 7, 3, 1]
+    assert gradient_row(dw) == [7, 6, 8, 6]
+    assert columns(dh) == [[8, 12, 14]]
+    assert (dx.dtype, dw.dtype, dh.dtype) == (dtype, dtype, dtype)
+
+
+def test_r10_a_loss_on_one_segment_reaches_no_other(kernel, device):
+    x = torch.randn(1, 6, D, device=device, requires_grad=True)
+    w = torch.randn(D, 4, device=device)
+    y = kernel.causal_conv1d(x, w, activation="silu", cu_seqlens=cu([0, 3, 4, 6], device))
+    (dx,) = torch.autograd.grad(y[:, 4:].square().sum(), x)
+    assert (dx[:, :4] == 0).all() and (dx[:, 4:] != 0).any()
+
+
+@pytest.mark.parametrize("shards", [[64, 64], [1, 1, 2, 60, 64]])
+def test_r15_gradients_flow_back_through_shards(kernel, device, shards):
+    """Context parallelism by hand: the state's gradient of one shard is the final state's of the
+    one before, and a shard may be shorter than the history."""
+    x = torch.randn(1, 128, D, device=device, requires_grad=True)
+    w = torch.randn(D, 4, device=device, requires_grad=True)
+    dy = torch.randn(1, 128, D, device=device)
+    whole = torch.autograd.grad(kernel.causal_conv1d(x, w, activation="silu"), (x, w), dy)
+    carried, ys, states = torch.zeros(1, D, 3, device=device), [], []
+    for part in x.split(shards, 1):
+        before = carried.detach().requires_grad_()
+        y, final = kernel.causal_conv1d(
+            part, w, activation="silu", initial_state=before, return_final_state=True, state_len=3
+        )
+        ys.append(y)
+        states.append((before, final))
+        carried = final
+    dx, dw, incoming = torch.zeros_like(x), torch.zeros_like(w), torch.zeros(1, D, 3, device=device)
+    for y, (before, final), part in reversed(
+        list(zip(ys, states, dy.split(shards, 1), strict=True))
+    ):
+        a, b, incoming = torch.autograd.grad((y, final), (x, w, before), (part, incoming))
+        dx += a
+        dw += b
+    torch.testing.assert_close(dx, whole[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(dw, whole[1], rtol=1e-5, atol=1e-5)
+
+
+def test_r17_gradients_of_states_per_segment(kernel, device):
+    """P7 backward: each segment's own history gets the taps that reach into it."""
+    initial = state(H, [2, 3, 5], [0, 0, 0], device=device).requires_grad_()
+    y = kernel.causal_conv1d(
+        rows([1, 2, 3, 4, 5, 6], device), taps(device), cu_seqlens=cu([0, 3, 4, 6], device),
+        initial_state=initial,
+    )  # fmt: skip
+    y.sum().backward()
+    assert columns(initial.grad) == [[1000, 1100, 1110], [1000, 100, 10], [1000, 1100, 110]]
+
+
+@pytest.mark.parametrize("bounds", [[0, 0, 3], [0, 3, 3], [0, 0, 0, 0]])
+def test_r20_gradients_of_empty_segments(kernel, device, bounds):
+    """Their state passes through, and so does its gradient."""
+    T, N = bounds[-1], len(bounds) - 1
+    initial = state(*[H] * N, device=device).requires_grad_()
+    x = rows([1, 2, 3][:T], device).requires_grad_()
+    y, final = kernel.causal_conv1d(
+        x, taps(device), cu_seqlens=cu(bounds, device), initial_state=initial,
+        return_final_state=True, state_len=3,
+    )  # fmt: skip
+    incoming = state(*[[5, 6, 7]] * N, device=device)
+    dx, dh = torch.autograd.grad((y, final), (x, initial), (torch.zeros_like(y), incoming))
+    assert gradient_row(dx) == [5, 6, 7][:T]
+    for n in range(N):
+        assert columns(dh)[n] == ([0, 0, 0] if bounds[n + 1] > bounds[n] else [5, 6, 7])
+
+
+@pytest.mark.parametrize("pad", [0.0, 9.0, float("nan")])
+def test_r38_pads_get_and_give_no_gradient(kernel, device, pad):
+    """Left and right, with a bias: dx at pads is 0, dw and db are the unpadded run's."""
+    ids = cu([[-1, -1, 0, 0, 0, -1]], device)
+    x = rows([pad, pad, 1, 2, 3, pad], device).requires_grad_()
+    w, b = taps(device).requires_grad_(), torch.full((D,), 5.0, device=device, requires_grad=True)
+    got = torch.autograd.grad(kernel.causal_conv1d(x, w, b, seq_idx=ids).sum(), (x, w, b))
+    assert gradient_row(got[0]) == [0, 0, 111, 11, 1, 0]
+    real = x.detach()[:, 2:5].requires_grad_()
+    alone = torch.autograd.grad(kernel.causal_conv1d(real, w, b).sum(), (real, w, b))
+    assert torch.equal(got[1], alone[1]) and torch.equal(got[2], alone[2])
+    assert got[2].tolist() == [3.0] * D
+
+
+@pytest.mark.parametrize("pitch", [514, 386, 385])
+@pytest.mark.parametrize("start", [0, 1, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_r48_any_pitch_and_offset_of_dy(kernel, device, pitch, start, dtype):
+    """Shapes that elsewhere fail only in backward, since dy's pitch is tested there."""
+    base = torch.randn(2, 5, pitch, device=device).to(dtype)
+    x, dy = (base[:, :, start : start + 64].transpose(1, 2) for _ in range(2))
+    w = torch.randn(64, 4, device=device).to(dtype).requires_grad_()
+    results = []
+    for a, g in ((x, dy), (x.contiguous(), dy.contiguous())):
+        a = a.detach().requires_grad_()
+        y = kernel.causal_conv1d_fn(a, w, activation="silu")
+        results.append(torch.autograd.grad(y, (a, w), g))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=2**-8, atol=1e-5)
+
+
+def test_r54_gradients_of_final_states_over_tile_borders(kernel, device):
+    """Every T to 40 and around 1024 and 2048: the gradient lands on the last three rows."""
+    incoming = state([5, 6, 7], device=device)
+    for T in [*range(1, 41), *range(1020, 1033), *range(2044, 2053)]:
+        x = torch.ones(1, T, D, device=device, requires_grad=True)
+        _, s = kernel.causal_conv1d(x, taps(device), return_final_state=True, state_len=3)
+        (dx,) = torch.autograd.grad(s, x, incoming)
+        assert gradient_row(dx) == ([0] * T + [5, 6, 7])[3:][-T:], T
+
+
+def test_r58_gradients_of_fp32_weights_are_fp32(kernel, device):
+    """A sum that bf16 cannot hold: 2^10 + 2^-10."""
+    x = rows([1024, 2.0**-10], device, torch.bfloat16)
+    w = taps(device).requires_grad_()
+    kernel.causal_conv1d(x, w).sum().backward()
+    assert w.grad.dtype == torch.float32
+    assert gradient_row(w.grad) == [0, 0, 1024, 1024 + 2.0**-10]

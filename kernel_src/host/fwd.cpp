@@ -5,38 +5,14 @@
 namespace short_conv {
 namespace {
 
-Rows rows_of(const Tensor& t) {
-  return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
-}
-
 FwdParams fwd_params(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
                      const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
                      const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
                      const OptionalTensor& has_initial_state, const Tensor& out,
                      const OptionalTensor& final_state, bool silu) {
-  STD_TORCH_CHECK(x.dim() == 3, "x must be [B, T, D], got ", shape_of(x));
-  FwdParams p{};
-  p.B = x.size(0), p.T = x.size(1), p.D = x.size(2), p.N = p.B;
-  p.silu = silu;
-  p.dtype = check_dtype(x, "x", x.is_cpu());
-  p.x = rows_of(x);
+  FwdParams p = convolution_of<FwdParams>(x, weight, bias, cu_seqlens, seq_idx, silu);
   check_out(out, x);
   p.y = rows_of(out);
-  p.weight = weight_of(weight, x, p.dtype, p.D);
-  p.W = static_cast<int32_t>(weight.size(1));
-  p.bias = bias_of(bias, x, p.dtype, p.D);
-
-  if (cu_seqlens) {
-    STD_TORCH_CHECK(p.B == 1, "x must be [1, T, D] when cu_seqlens is given, got ", shape_of(x));
-    STD_TORCH_CHECK(!seq_idx, "cu_seqlens and seq_idx must not both be given, got both");
-    std::tie(p.cu_seqlens, p.N) = offsets_of(*cu_seqlens, x);
-  }
-  if (seq_idx) {
-    check_shape(*seq_idx, "seq_idx", "[B, T]", {p.B, p.T});
-    p.seq_idx = index_of(*seq_idx, "seq_idx", x);
-    p.seq_idx_stride_b = seq_idx->stride(0);
-  }
-
   p.slots = index_of(state_indices, "state_indices", x, p.N);
   const int64_t count = state_indices ? -1 : p.N;
   if (initial_state)
@@ -82,36 +58,18 @@ FwdParams states_params(const Tensor& x, const Tensor& cu_seqlens, const Tensor&
 
 }  // namespace
 
-void fwd_cpu(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-             const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
-             const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
-             const OptionalTensor& has_initial_state, Tensor out, std::optional<Tensor> final_state,
-             bool silu) {
-  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
-                                 has_initial_state, out, final_state, silu);
-  run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
+void fwd(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+         const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
+         const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
+         const OptionalTensor& has_initial_state, Tensor out, std::optional<Tensor> final_state,
+         bool silu) {
+  run(fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
+                 has_initial_state, out, final_state, silu),
+      x);
 }
 
-void states_cpu(const Tensor& x, const Tensor& cu_seqlens, Tensor final_state) {
-  const FwdParams p = states_params(x, cu_seqlens, final_state);
-  run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
+void states(const Tensor& x, const Tensor& cu_seqlens, Tensor final_state) {
+  run(states_params(x, cu_seqlens, final_state), x);
 }
-
-#ifdef CUDA_KERNEL
-void fwd_cuda(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
-              const OptionalTensor& initial_state, const OptionalTensor& cu_seqlens,
-              const OptionalTensor& seq_idx, const OptionalTensor& state_indices,
-              const OptionalTensor& has_initial_state, Tensor out,
-              std::optional<Tensor> final_state, bool silu) {
-  const FwdParams p = fwd_params(x, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
-                                 has_initial_state, out, final_state, silu);
-  run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
-}
-
-void states_cuda(const Tensor& x, const Tensor& cu_seqlens, Tensor final_state) {
-  const FwdParams p = states_params(x, cu_seqlens, final_state);
-  run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
-}
-#endif
 
 }  // namespace short_conv

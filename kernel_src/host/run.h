@@ -36,4 +36,37 @@ void run_on_cuda(const Params& p, int32_t device, Launch launch) {
 }
 #endif
 
+// On x's device, where the checks have found every other tensor too.
+inline void run(const FwdParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) return run_on_cuda(p, x.get_device_index(), cuda::launch_fwd);
+#endif
+  run_on_cpu(p, cpu::fwd_work(p), cpu::fwd_range);
+}
+
+inline void run(const UpdateParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) return run_on_cuda(p, x.get_device_index(), cuda::launch_update);
+#endif
+  run_on_cpu(p, cpu::update_work(p), cpu::update_range);
+}
+
+inline int64_t bwd_parts(const BwdParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) {
+    torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+    return cuda::bwd_parts(p);
+  }
+#endif
+  return cpu::bwd_parts(p);
+}
+
+inline void run(const BwdParams& p, const Tensor& x) {
+#ifdef CUDA_KERNEL
+  if (!x.is_cpu()) return run_on_cuda(p, x.get_device_index(), cuda::launch_bwd);
+#endif
+  run_on_cpu(p, cpu::bwd_work(p), cpu::bwd_range);
+  run_on_cpu(p, cpu::bwd_sum_work(p), cpu::bwd_sum_range);
+}
+
 }  // namespace short_conv

@@ -1,6 +1,8 @@
 // Checked tensors -> the fields of the parameter structs.
 #pragma once
 
+#include <tuple>
+
 #include "checks.h"
 
 namespace short_conv {
@@ -65,13 +67,50 @@ inline std::pair<Index, int64_t> offsets_of(const Tensor& cu_seqlens, const Tens
   return {index_of(cu_seqlens, "cu_seqlens", x), cu_seqlens.size(0) - 1};
 }
 
+inline void check_like(const Tensor& t, const char* name, const Tensor& other,
+                       const char* other_name) {
+  bool same = t.dim() == other.dim() && t.scalar_type() == other.scalar_type();
+  for (int64_t i = 0; same && i < t.dim(); ++i) same = t.size(i) == other.size(i);
+  STD_TORCH_CHECK(same, name, " must have ", other_name, "'s shape ", shape_of(other),
+                  " and dtype, got ", shape_of(t));
+  check_device(t, name, other);
+}
+
 inline void check_out(const Tensor& out, const Tensor& x) {
-  bool same = out.dim() == x.dim() && out.scalar_type() == x.scalar_type();
-  for (int64_t i = 0; same && i < x.dim(); ++i) same = out.size(i) == x.size(i);
-  STD_TORCH_CHECK(same, "out must have x's shape ", shape_of(x), " and dtype, got ", shape_of(out));
-  check_device(out, "out", x);
+  check_like(out, "out", x, "x");
   check_distinct(out, "out");
   check_no_overlap(out, "out", x, "x");
+}
+
+// [B, T, D]
+inline Rows rows_of(const Tensor& t) {
+  return {const_cast<void*>(t.const_data_ptr()), t.stride(0), t.stride(1), t.stride(2)};
+}
+
+// The convolution itself, which forward and backward are told alike: x, taps and sequences.
+template <typename Params>
+Params convolution_of(const Tensor& x, const Tensor& weight, const OptionalTensor& bias,
+                      const OptionalTensor& cu_seqlens, const OptionalTensor& seq_idx, bool silu) {
+  STD_TORCH_CHECK(x.dim() == 3, "x must be [B, T, D], got ", shape_of(x));
+  Params p{};
+  p.B = x.size(0), p.T = x.size(1), p.D = x.size(2), p.N = p.B;
+  p.silu = silu;
+  p.dtype = check_dtype(x, "x", x.is_cpu());
+  p.x = rows_of(x);
+  p.weight = weight_of(weight, x, p.dtype, p.D);
+  p.W = static_cast<int32_t>(weight.size(1));
+  p.bias = bias_of(bias, x, p.dtype, p.D);
+  if (cu_seqlens) {
+    STD_TORCH_CHECK(p.B == 1, "x must be [1, T, D] when cu_seqlens is given, got ", shape_of(x));
+    STD_TORCH_CHECK(!seq_idx, "cu_seqlens and seq_idx must not both be given, got both");
+    std::tie(p.cu_seqlens, p.N) = offsets_of(*cu_seqlens, x);
+  }
+  if (seq_idx) {
+    check_shape(*seq_idx, "seq_idx", "[B, T]", {p.B, p.T});
+    p.seq_idx = index_of(*seq_idx, "seq_idx", x);
+    p.seq_idx_stride_b = seq_idx->stride(0);
+  }
+  return p;
 }
 
 }  // namespace short_conv

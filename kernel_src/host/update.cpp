@@ -16,19 +16,20 @@ UpdateParams update_params(const Tensor& x, const Tensor& conv_state, const Tens
   if (cu_seqlens) {
     STD_TORCH_CHECK(dim == 2, "x must be [T_total, D] when cu_seqlens is given, got ", shape_of(x));
     p.B = 1, p.T = x.size(0), p.D = x.size(1);
-    p.x = {const_cast<void*>(x.const_data_ptr()), 0, x.stride(0), x.stride(1)};
   } else {
     STD_TORCH_CHECK(dim == 2 || dim == 3, "x must be [B, D] or [B, D, T], got ", shape_of(x));
     p.B = x.size(0), p.D = x.size(1), p.T = dim == 3 ? x.size(2) : 1;
-    p.x = {const_cast<void*>(x.const_data_ptr()), x.stride(0), dim == 3 ? x.stride(2) : 0,
-           x.stride(1)};
   }
   p.silu = silu;
   p.dtype = check_dtype(x, "x", x.is_cpu());
   check_out(out, x);
-  void* y = const_cast<void*>(out.const_data_ptr());
-  p.y = cu_seqlens ? Rows{y, 0, out.stride(0), out.stride(1)}
-                   : Rows{y, out.stride(0), dim == 3 ? out.stride(2) : 0, out.stride(1)};
+  const bool varlen = cu_seqlens.has_value();
+  auto rows_of = [&](const Tensor& t) {
+    void* ptr = const_cast<void*>(t.const_data_ptr());
+    return varlen ? Rows{ptr, 0, t.stride(0), t.stride(1)}
+                  : Rows{ptr, t.stride(0), dim == 3 ? t.stride(2) : 0, t.stride(1)};
+  };
+  p.x = rows_of(x), p.y = rows_of(out);
   p.weight = weight_of(weight, x, p.dtype, p.D);
   p.W = static_cast<int32_t>(weight.size(1));
   p.bias = bias_of(bias, x, p.dtype, p.D);
@@ -51,26 +52,13 @@ UpdateParams update_params(const Tensor& x, const Tensor& conv_state, const Tens
 
 }  // namespace
 
-void update_cpu(const Tensor& x, Tensor conv_state, const Tensor& weight,
-                const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
-                const OptionalTensor& conv_state_indices, const OptionalTensor& cu_seqlens,
-                const OptionalTensor& num_accepted_tokens, Tensor out, bool silu) {
-  const UpdateParams p =
-      update_params(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
-                    num_accepted_tokens, out, silu);
-  run_on_cpu(p, cpu::update_work(p), cpu::update_range);
+void update(const Tensor& x, Tensor conv_state, const Tensor& weight, const OptionalTensor& bias,
+            const OptionalTensor& cache_seqlens, const OptionalTensor& conv_state_indices,
+            const OptionalTensor& cu_seqlens, const OptionalTensor& num_accepted_tokens, Tensor out,
+            bool silu) {
+  run(update_params(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
+                    num_accepted_tokens, out, silu),
+      x);
 }
-
-#ifdef CUDA_KERNEL
-void update_cuda(const Tensor& x, Tensor conv_state, const Tensor& weight,
-                 const OptionalTensor& bias, const OptionalTensor& cache_seqlens,
-                 const OptionalTensor& conv_state_indices, const OptionalTensor& cu_seqlens,
-                 const OptionalTensor& num_accepted_tokens, Tensor out, bool silu) {
-  const UpdateParams p =
-      update_params(x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
-                    num_accepted_tokens, out, silu);
-  run_on_cuda(p, x.get_device_index(), cuda::launch_update);
-}
-#endif
 
 }  // namespace short_conv

@@ -86,17 +86,27 @@ def same_packing(cu_seqlens: Tensor, seq_idx: Tensor) -> None:
         )
 
 
+# One function per op, in the op's own argument order: the values of what the contract has allowed.
+
+
 def fwd(
     x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
     seq_idx: Tensor | None,
     state_indices: Tensor | None,
-    pool: Tensor | None,
+    has_initial_state: Tensor | None,
+    out: Tensor,
+    final_state: Tensor | None,
+    silu: bool,
 ) -> None:
     if cu_seqlens is not None:
         offsets("cu_seqlens", cu_seqlens, x.shape[1])
     if seq_idx is not None:
         sequence_ids("seq_idx", seq_idx)
+    pool = initial_state if initial_state is not None else final_state
     if state_indices is not None and pool is not None:
         slots("state_indices", state_indices, pool.shape[0])
 
@@ -104,11 +114,14 @@ def fwd(
 def update(
     x: Tensor,
     conv_state: Tensor,
-    W: int,
+    weight: Tensor,
+    bias: Tensor | None,
     cache_seqlens: Tensor | None,
     conv_state_indices: Tensor | None,
     cu_seqlens: Tensor | None,
     num_accepted_tokens: Tensor | None,
+    out: Tensor,
+    silu: bool,
 ) -> None:
     if cu_seqlens is not None:
         offsets("cu_seqlens", cu_seqlens, x.shape[0])
@@ -117,4 +130,9 @@ def update(
     if cache_seqlens is not None:
         counts("cache_seqlens", cache_seqlens, torch.iinfo(torch.int64).max)
     if num_accepted_tokens is not None:
-        counts("num_accepted_tokens", num_accepted_tokens, conv_state.shape[2] - (W - 1))
+        kept = weight.shape[1] - 1
+        counts("num_accepted_tokens", num_accepted_tokens, conv_state.shape[2] - kept)
+
+
+def states(x: Tensor, cu_seqlens: Tensor, final_state: Tensor) -> None:
+    offsets("cu_seqlens", cu_seqlens, x.shape[0])

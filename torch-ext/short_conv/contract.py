@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._ops import add_op_namespace_prefix
 
 MAX_WIDTH = 8
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 INDICES = (torch.int32, torch.int64)
+FLAGS = (torch.bool,)
 ACTIVATIONS = {None: False, "silu": True, "swish": True}
 # A build without CUDA kernels serves the CPU alone.
 DEVICES = tuple(
@@ -34,12 +36,51 @@ def activation(name: object) -> bool:
         raise ValueError(f"activation must be None, 'silu' or 'swish', got {name!r}") from None
 
 
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether gradients, or forward-mode tangents, are to flow through any of them."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                return True
+    return forward_ad._current_level >= 0 and any(map(_has_tangent, tensors))
+
+
+def _has_tangent(tensor: Tensor | None) -> bool:
+    return isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def no_gradients(**tensors: Tensor | None) -> None:
+    """Of an op without a backward."""
     for name, tensor in tensors.items():
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
+        if is_differentiated(tensor):
             raise NotImplementedError(
-                f"{name} must not require a gradient: there is no backward kernel, "
-                f"got {name}.requires_grad=True under an enabled grad mode"
+                f"{name} must not require a gradient: this op is for inference only, "
+                f"got {name}.requires_grad={tensor.requires_grad} under an enabled grad mode"
+            )
+
+
+def reverse_mode(**tensors: Tensor | None) -> None:
+    """Of a call that is differentiated."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "causal_conv1d must be differentiated by torch.autograd, "
+            "got a call under a transform of torch.func"
+        )
+    for name, tensor in tensors.items():
+        if forward_ad._current_level >= 0 and _has_tangent(tensor):
+            raise NotImplementedError(
+                f"{name} must not carry a tangent: there is no forward-mode kernel, "
+                "got a dual tensor"
+            )
+
+
+def inference_options(**options: Tensor | None) -> None:
+    """Of a call that is differentiated: what it may not be given."""
+    for name, option in options.items():
+        if option is not None:
+            raise NotImplementedError(
+                f"{name} must not be given where a gradient is needed: it is for inference only, "
+                f"got a {type(option).__name__}"
             )
 
 
@@ -107,27 +148,11 @@ def fwd(
     silu: bool,
 ) -> None:
     """What the op `fwd` accepts, in its own argument order."""
-    _activations("x", x, dims=(3,), shape="[B, T, D]")
-    B, T, D = x.shape
-    if cu_seqlens is not None and seq_idx is not None:
-        raise ValueError("cu_seqlens and seq_idx must not both be given, got both")
-    if cu_seqlens is not None and B != 1:
-        raise ValueError(f"x must be [1, T, D] when cu_seqlens is given, got {_shape(x)}")
-    W = _weight(weight, x, D)
-    _bias(bias, x, D)
-    N = _offsets(cu_seqlens, x) if cu_seqlens is not None else B
-    if seq_idx is not None:
-        _index("seq_idx", seq_idx, x, (B, T), "[B, T]")
+    N, D, W = _convolution(x, weight, bias, cu_seqlens, seq_idx)
     if state_indices is not None:
-        _index("state_indices", state_indices, x, (N,), "[N]")
+        _index("state_indices", state_indices, x, "[N]", (N,))
     if has_initial_state is not None:
-        _tensor("has_initial_state", has_initial_state, x)
-        if has_initial_state.dtype != torch.bool:
-            raise TypeError(f"has_initial_state must be bool, got {has_initial_state.dtype}")
-        if tuple(has_initial_state.shape) != (N,):
-            raise ValueError(
-                f"has_initial_state must have shape [N] with N={N}, got {_shape(has_initial_state)}"
-            )
+        _index("has_initial_state", has_initial_state, x, "[N]", (N,), FLAGS)
     count = None if state_indices is not None else N
     states = {"initial_state": initial_state, "final_state": final_state}
     for name, state in states.items():
@@ -148,6 +173,43 @@ def fwd(
             _apart("final_state", final_state, "initial_state", initial_state)
     if initial_state is not None:
         _apart("out", out, "initial_state", initial_state)
+
+
+def bwd(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    dfinal_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seq_idx: Tensor | None,
+    dx: Tensor | None,
+    dweight: Tensor | None,
+    dbias: Tensor | None,
+    dinitial_state: Tensor | None,
+    silu: bool,
+) -> None:
+    """What the op `bwd` accepts, in its own argument order."""
+    N, D, W = _convolution(x, weight, bias, cu_seqlens, seq_idx)
+    _shaped_like("dy", dy, "x", x, x)
+    for name, state in {"initial_state": initial_state, "dfinal_state": dfinal_state}.items():
+        if state is not None:
+            _state(name, state, x, N, D, W)
+    read = {"x": x, "dy": dy, "weight": weight, "bias": bias, "initial_state": initial_state,
+            "dfinal_state": dfinal_state}  # fmt: skip
+    written = {"dx": dx, "dweight": dweight, "dbias": dbias, "dinitial_state": dinitial_state}
+    for name, gradient in written.items():
+        if gradient is None:
+            continue
+        of = read[name[1:]]
+        if of is None:
+            raise ValueError(f"{name} must come with {name[1:]}, got no {name[1:]}")
+        _shaped_like(name, gradient, name[1:], of, x)
+        _written(name, gradient)
+        for other_name, other in {**read, **written}.items():
+            if other is not None and other_name != name:
+                _apart(name, gradient, other_name, other)
 
 
 def update(
@@ -182,7 +244,7 @@ def update(
     }
     for name, vector in vectors.items():
         if vector is not None:
-            _index(name, vector, x, (N,), "[N]")
+            _index(name, vector, x, "[N]", (N,))
     _out(out, x)
     _written("conv_state", conv_state)
     _apart("conv_state", conv_state, "x", x)
@@ -205,8 +267,35 @@ def _floats(x: Tensor) -> tuple[torch.dtype, ...]:
     return (*FLOATS, torch.float64) if x.dtype == torch.float64 else FLOATS
 
 
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    seq_idx: Tensor | None,
+) -> tuple[int, int, int]:
+    """(N, D, W) of what forward and backward are told alike: x, taps and sequences."""
+    _activations("x", x, dims=(3,), shape="[B, T, D]")
+    B, T, D = x.shape
+    if cu_seqlens is not None and seq_idx is not None:
+        raise ValueError("cu_seqlens and seq_idx must not both be given, got both")
+    if cu_seqlens is not None and B != 1:
+        raise ValueError(f"x must be [1, T, D] when cu_seqlens is given, got {_shape(x)}")
+    W = _weight(weight, x, D)
+    _bias(bias, x, D)
+    N = _offsets(cu_seqlens, x) if cu_seqlens is not None else B
+    if seq_idx is not None:
+        _index("seq_idx", seq_idx, x, "[B, T]", (B, T))
+    return N, D, W
+
+
 def _tensor(name: str, tensor: object, x: Tensor) -> None:
     is_tensor(name, tensor)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        raise NotImplementedError(
+            f"{name} must not be inside a transform of torch.func: there is no batching rule, "
+            "got a wrapped tensor"
+        )
     if tensor.layout != torch.strided:
         raise ValueError(f"{name} must be strided, got {tensor.layout}")
     if tensor.device != x.device:
@@ -252,21 +341,30 @@ def _bias(bias: Tensor | None, x: Tensor, D: int) -> None:
         raise ValueError(f"bias must have shape [D] with D={D}, got {_shape(bias)}")
 
 
-def _index(name: str, index: Tensor, x: Tensor, shape: tuple[int, ...], rule: str) -> None:
+def _index(
+    name: str,
+    index: Tensor,
+    x: Tensor,
+    rule: str,
+    shape: tuple[int, ...] | None = None,
+    dtypes: tuple[torch.dtype, ...] = INDICES,
+) -> None:
+    """shape None: a vector of one entry or more."""
     _tensor(name, index, x)
-    if index.dtype not in INDICES:
-        raise TypeError(f"{name} must be int32 or int64, got {index.dtype}")
-    if tuple(index.shape) != shape:
-        raise ValueError(f"{name} must have shape {rule} = {list(shape)}, got {_shape(index)}")
+    if index.dtype not in dtypes:
+        known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} must be {known}, got {index.dtype}")
+    if shape is None:
+        fits, known = index.dim() == 1 and index.shape[0] >= 1, ""
+    else:
+        fits, known = tuple(index.shape) == shape, f" = {list(shape)}"
+    if not fits:
+        raise ValueError(f"{name} must have shape {rule}{known}, got {_shape(index)}")
 
 
 def _offsets(cu_seqlens: Tensor, x: Tensor) -> int:
     """N, the number of sequences."""
-    _tensor("cu_seqlens", cu_seqlens, x)
-    if cu_seqlens.dtype not in INDICES:
-        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
-    if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
-        raise ValueError(f"cu_seqlens must have shape [N + 1], got {_shape(cu_seqlens)}")
+    _index("cu_seqlens", cu_seqlens, x, "[N + 1]")
     return cu_seqlens.shape[0] - 1
 
 
@@ -288,12 +386,18 @@ def _state(name: str, state: Tensor, x: Tensor, count: int | None, D: int, W: in
         )
 
 
+def _shaped_like(name: str, tensor: Tensor, other_name: str, other: Tensor, x: Tensor) -> None:
+    _tensor(name, tensor, x)
+    if tensor.dtype != other.dtype:
+        raise TypeError(f"{name} must have {other_name}'s dtype {other.dtype}, got {tensor.dtype}")
+    if tensor.shape != other.shape:
+        raise ValueError(
+            f"{name} must have {other_name}'s shape {_shape(other)}, got {_shape(tensor)}"
+        )
+
+
 def _out(out: Tensor, x: Tensor) -> None:
-    _tensor("out", out, x)
-    if out.dtype != x.dtype:
-        raise TypeError(f"out must have x's dtype {x.dtype}, got {out.dtype}")
-    if out.shape != x.shape:
-        raise ValueError(f"out must have x's shape {_shape(x)}, got {_shape(out)}")
+    _shaped_like("out", out, "x", x, x)
     _written("out", out)
     _apart("out", out, "x", x)
 

@@ -44,7 +44,7 @@ def compare_packing(cu_seqlens: Tensor, seq_idx: Tensor) -> None:
 
 class causal_conv1d_fn(nn.Module):
     can_torch_compile = True
-    has_backward = False
+    has_backward = True
 
     def forward(
         self,

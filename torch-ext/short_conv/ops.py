@@ -6,15 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import checking, contract
-from ._ops import ops
-
-_fwd = ops.fwd.default
-_update = ops.update.default
-_states = ops.states.default
-
-# What Python and torch raise where an argument is too wrong to size a buffer by.
-_MALFORMED = (AttributeError, IndexError, RuntimeError, TypeError)
+from . import calls, contract
+from .autograd import Convolution
 
 
 def causal_conv1d(
@@ -68,34 +61,43 @@ def causal_conv1d(
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text has argument, rule, got-value.
-        NotImplementedError: no kernel for it (fp64 on CUDA, other devices, gradients).
+        NotImplementedError: no kernel for it (fp64 on CUDA, other devices, second derivatives,
+            torch.func transforms, forward mode; with gradients: out, final_state_out,
+            state_indices, has_initial_state).
+
+    Differentiable in x, weight, bias and every column of initial_state, from y and from every
+    column of a returned final state; y has the bits of a call without gradients. Sums over rows
+    run in a fixed order, so gradients have the same bits every time. Padding rows get zeros and
+    contribute nothing. A program from torch.export holds the forward op alone, without gradients.
     """
     silu = contract.activation(activation)
     contract.is_tensor("x", x)
     contract.is_tensor("weight", weight)
-    if torch.is_grad_enabled():
-        contract.no_gradients(x=x, weight=weight, bias=bias, initial_state=initial_state)
     if initial_state is None and (state_indices is not None or has_initial_state is not None):
         contract.needs_state(state_indices, has_initial_state, final_state_out)
     rows, given = x, out
     if cu_seqlens is not None and x.dim() == 3 and x.shape[0] != 1:
         rows = _flattened("x", x)
         out = None if out is None else _flattened("out", out)
-    if out is None:
-        out = torch.empty_like(rows)
-    final_state = final_state_out
-    if final_state is None and return_final_state:
-        if state_indices is not None and initial_state is not None:
-            final_state = initial_state
-        else:
-            final_state = _new_state(rows, weight, cu_seqlens, state_len, initial_state)
-    args = (rows, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
-            has_initial_state, out, final_state, silu)  # fmt: skip
-    if checking.enabled():
-        contract.fwd(*args)
-        pool = initial_state if initial_state is not None else final_state
-        checking.fwd(rows, cu_seqlens, seq_idx, state_indices, pool)
-    _call(_fwd, contract.fwd, args)
+    if contract.is_differentiated(x, weight, bias, initial_state):
+        contract.reverse_mode(x=x, weight=weight, bias=bias, initial_state=initial_state)
+        contract.inference_options(
+            out=out, final_state_out=final_state_out, state_indices=state_indices,
+            has_initial_state=has_initial_state,
+        )  # fmt: skip
+        out, final_state = Convolution.apply(rows, weight, bias, initial_state, cu_seqlens, seq_idx,
+                                             return_final_state, state_len, silu)  # fmt: skip
+    else:
+        if out is None:
+            out = torch.empty_like(rows)
+        final_state = final_state_out
+        if final_state is None and return_final_state:
+            if state_indices is not None and initial_state is not None:
+                final_state = initial_state
+            else:
+                final_state = calls.new_state(rows, weight, cu_seqlens, state_len, initial_state)
+        calls.call(calls.fwd, rows, weight, bias, initial_state, cu_seqlens, seq_idx, state_indices,
+                   has_initial_state, out, final_state, silu)  # fmt: skip
     y = given if given is not None else out.view(x.shape) if rows is not x else out
     return (y, final_state) if return_final_state else y
 
@@ -114,6 +116,7 @@ def causal_conv1d_update(
     out: Tensor | None = None,
 ) -> Tensor:
     """Decode: each sequence consumes its new tokens and its conv_state row advances in place.
+    For inference: arguments that require gradients are refused.
 
     y as in `causal_conv1d`, with the history taken from conv_state.
 
@@ -145,17 +148,12 @@ def causal_conv1d_update(
     silu = contract.activation(activation)
     contract.is_tensor("x", x)
     contract.is_tensor("weight", weight)
-    if torch.is_grad_enabled():
+    if contract.is_differentiated(x, conv_state, weight, bias):
         contract.no_gradients(x=x, conv_state=conv_state, weight=weight, bias=bias)
     if out is None:
         out = torch.zeros_like(x) if cu_seqlens is not None else torch.empty_like(x)
-    args = (x, conv_state, weight, bias, cache_seqlens, conv_state_indices, cu_seqlens,
-            num_accepted_tokens, out, silu)  # fmt: skip
-    if checking.enabled():
-        contract.update(*args)
-        checking.update(x, conv_state, weight.shape[1], cache_seqlens, conv_state_indices,
-                        cu_seqlens, num_accepted_tokens)  # fmt: skip
-    _call(_update, contract.update, args)
+    calls.call(calls.update, x, conv_state, weight, bias, cache_seqlens, conv_state_indices,
+               cu_seqlens, num_accepted_tokens, out, silu)  # fmt: skip
     return out
 
 
@@ -180,7 +178,7 @@ def causal_conv1d_fn(
         final_states_out: [N, D, W-1], written and returned when return_final_states is set.
 
     Returns:
-        y [B, D, T] in x's layout, or (y, final states [N, D, W-1]).
+        y [B, D, T] in x's layout, or (y, final states [N, D, W-1]). Differentiable likewise.
 
     Raises:
         As `causal_conv1d`; TypeError for an activation passed in seq_idx's place.
@@ -228,27 +226,15 @@ def causal_conv1d_varlen_states(x: Tensor, cu_seqlens: Tensor, state_len: int) -
         TypeError, ValueError, NotImplementedError: as `causal_conv1d`.
     """
     contract.is_tensor("x", x)
-    if torch.is_grad_enabled():
+    if contract.is_differentiated(x):
         contract.no_gradients(x=x)
     try:
         final_state = x.new_empty((cu_seqlens.shape[0] - 1, x.shape[-1], state_len))
-    except _MALFORMED:
+    except calls.MALFORMED:
         contract.new_states(x, cu_seqlens, state_len)
         raise
-    args = (x, cu_seqlens, final_state)
-    if checking.enabled():
-        contract.states(*args)
-        checking.offsets("cu_seqlens", cu_seqlens, x.shape[0])
-    _call(_states, contract.states, args)
+    calls.call(calls.states, x, cu_seqlens, final_state)
     return final_state
-
-
-def _call(op, rules, args: tuple) -> None:
-    try:
-        op(*args)
-    except (RuntimeError, TypeError):
-        rules(*args)  # names what is wrong, if an argument is
-        raise
 
 
 def _flattened(name: str, x: Tensor) -> Tensor:
@@ -259,22 +245,3 @@ def _flattened(name: str, x: Tensor) -> Tensor:
             f"{name} must be viewable as [1, B*T, D] when cu_seqlens is given, got shape "
             f"{list(x.shape)} with strides {x.stride()}"
         ) from None
-
-
-def _new_state(
-    x: Tensor,
-    weight: Tensor,
-    cu_seqlens: Tensor | None,
-    state_len: int | None,
-    initial_state: Tensor | None,
-) -> Tensor:
-    try:
-        N = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-        W = weight.shape[-1]
-        L = W if state_len is None else state_len
-        if L < W - 1:
-            contract.state_len(L, W - 1)
-        return (x if initial_state is None else initial_state).new_empty((N, x.shape[-1], L))
-    except _MALFORMED:
-        contract.new_state(x, weight, cu_seqlens, state_len, initial_state)
-        raise

@@ -39,6 +39,18 @@ def runs(ids: list[int]) -> list[tuple[int, int]]:
     return found
 
 
+def spans_of(
+    n: int, T: int, cu_seqlens: Tensor | None, seq_idx: Tensor | None
+) -> tuple[int, list[tuple[int, int]]]:
+    """State row n's batch row and its sequences: the first continues the initial state, the last
+    leaves the final one."""
+    if cu_seqlens is not None:
+        return 0, [(int(cu_seqlens[n]), int(cu_seqlens[n + 1]))]
+    if seq_idx is not None:
+        return n, runs(seq_idx[n].tolist()) or [(0, 0)]
+    return n, [(0, T)]
+
+
 def fwd(
     x: Tensor,
     weight: Tensor,
@@ -63,13 +75,7 @@ def fwd(
         slot = n if state_indices is None else int(state_indices[n])
         if state_indices is not None and not 0 <= slot < initial_state.shape[0]:
             continue
-        b = n if cu_seqlens is None else 0
-        if cu_seqlens is not None:
-            spans = [(int(cu_seqlens[n]), int(cu_seqlens[n + 1]))]
-        elif seq_idx is not None:
-            spans = runs(seq_idx[b].tolist()) or [(0, 0)]
-        else:
-            spans = [(0, T)]
+        b, spans = spans_of(n, T, cu_seqlens, seq_idx)
         kept = initial_state is not None and (has_initial_state is None or has_initial_state[n])
         before = initial_state[slot].double().t() if kept else x.new_zeros(0, D).double()
         for start, end in spans:
@@ -80,6 +86,54 @@ def fwd(
             final[slot] = last_columns(stream, L)
             before = before[:0]  # only the first sequence of a row continues its state
     return y, final
+
+
+def bwd(
+    x: Tensor,
+    dy: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    silu: bool = False,
+    initial_state: Tensor | None = None,
+    dfinal_state: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(dx, dweight, dbias, dinitial_state) in fp64, each shaped like what it is the gradient of."""
+    B, T, D = x.shape
+    W = weight.shape[1]
+    taps, offset = weight.double(), None if bias is None else bias.double()
+    dx, dtaps, doffset = x.new_zeros(B, T, D).double(), torch.zeros_like(taps), taps.new_zeros(D)
+    dinitial = None if initial_state is None else torch.zeros_like(initial_state).double()
+    N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    for n in range(N):
+        b, spans = spans_of(n, T, cu_seqlens, seq_idx)
+        before = x.new_zeros(0, D).double()
+        if initial_state is not None:
+            before = initial_state[n].double().t()
+        for start, end in spans:
+            stream = torch.cat([taps.new_zeros(W, D), before, x[b, start:end].double()])
+            count, dstream = end - start, torch.zeros_like(stream)
+            g = dy[b, start:end].double()
+            if silu:
+                z = convolve(stream, taps, offset, False, count)
+                s = torch.sigmoid(z)
+                g = g * s * (1 + z * (1 - s))
+            for i in range(count):
+                t = stream.shape[0] - count + i
+                window = slice(t - (W - 1), t + 1)
+                dstream[window] += taps.t() * g[i]
+                dtaps += (stream[window] * g[i]).t()
+                doffset += g[i]
+            if dfinal_state is not None and (start, end) == spans[-1]:
+                incoming = dfinal_state[n].double().t()[-stream.shape[0] :]
+                dstream[stream.shape[0] - incoming.shape[0] :] += incoming
+            dx[b, start:end] = dstream[stream.shape[0] - count :]
+            if initial_state is not None and (start, end) == spans[0]:
+                dinitial[n] = dstream[W : W + before.shape[0]].t()
+            before = before[:0]  # only the first sequence of a row continues its state
+    return dx, dtaps, doffset, dinitial
 
 
 def update(

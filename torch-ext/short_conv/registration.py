@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from . import contract
-from ._ops import add_op_namespace_prefix
+from .calls import RULES
 
-for _name, _rules in {
-    "fwd": contract.fwd,
-    "update": contract.update,
-    "states": contract.states,
-}.items():
-    torch.library.register_fake(add_op_namespace_prefix(_name), _rules)
+for _op, _rules in RULES.items():
+    torch.library.register_fake(_op, _rules)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from . import contract, ops
+from . import calls, ops
 
 
 def why_not(op: str | Callable, /, *args, **kwargs) -> str | None:
@@ -36,8 +36,5 @@ class _dry_run(torch.utils._python_dispatch.TorchDispatchMode):
     """Stops this package's ops after the contract; everything else (allocation) runs."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        rules = _RULES.get(func)
+        rules = calls.RULES.get(func)
         return rules(*args) if rules else func(*args, **(kwargs or {}))
-
-
-_RULES = {ops._fwd: contract.fwd, ops._update: contract.update, ops._states: contract.states}
