@@ -21,7 +21,7 @@ def test_cuda_kernels_on_the_host(tmp_path):
     emulation = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(emulation)
     variant = emulation.build(tmp_path)
-    names = ("fwd", "update", "reports", "contract", "dropin")
+    names = ("fwd", "bwd", "update", "reports", "contract", "dropin")
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider",
          *(str(HERE / f"test_{name}.py") for name in names)],
