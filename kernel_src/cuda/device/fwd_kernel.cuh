@@ -1,5 +1,7 @@
-// Bulk forward. A block is either a tile (kTokens rows of kThreads * kLanes channels, register
-// window, no state) or a head item (one sequence's first W-1 outputs and its final state).
+// Bulk forward, as tiles (kTokens rows of kThreads * kLanes channels, register window, no state)
+// and head items (one sequence's first W-1 outputs and its final state). Head items are long code
+// that takes registers from tiles: only the common dense kernel has both, where a second launch
+// would show beside small inputs.
 //
 // Only head items touch states, and a thread reads its channels' initial columns before it writes
 // their final ones, so the final state may be the initial state's storage in any block order.
@@ -11,35 +13,33 @@
 
 namespace short_conv::cuda {
 
-// How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory.
-// Head items come first: they are few and slow, and would be a tail. Laid out: z is the batch row
-// and y its head items, then its tiles, which spares each block a division before its first load
-// (1.10 against 1.01 of a copy at [4, 4096, 12288]). Flat, where a row or the batch is too long for
-// that: y, carried on by z, counts all head items and then the tiles of all rows.
+// How blocks map to work. x counts channel blocks, so that neighbours read neighbouring memory. z
+// is the batch row and y its head item, which is slow and would be a tail, then its tiles. That
+// spares each block a division before its first load (1.10 against 1.01 of a copy at [4, 4096,
+// 12288]). Flat, where a row or the batch is too long for that: y, carried on by z, counts all
+// rows' items.
 struct FwdGrid {
-  uint32_t tiles_per_row;  // of one batch row
-  uint32_t heads;
-  uint32_t heads_per_row;
+  uint32_t items_per_row;  // of one batch row
+  bool heads;              // the first item is a head item
   bool flat;
   bool plain;       // no initial state and no slots: dense tiles need no mask
   bool state_rows;  // whole rows [D, W] of x's dtype, so that head items move them by vectors
 };
 
-// Sequences that a head item takes one after the other: short ones would be all block launches.
-constexpr int kHeadSequences = 4;
+constexpr int kHeadSequences = 4;  // of a block of head items alone
 
 enum class Packing { kDense, kPacked };
 
 // Rows of a whole tile from registers to y.
-template <bool kSilu, typename Io, int kWidth, bool kExact, int kTokens>
+template <typename Io, int kWidth, bool kExact, int kTokens>
 __device__ void fwd_rows(const Taps<Io, kWidth, kExact>& taps, Window<Io, kWidth>& window,
-                         const typename Io::Raw (&raw)[kTokens], typename Io::x_t* y,
+                         const typename Io::Raw (&raw)[kTokens], bool silu, typename Io::x_t* y,
                          int64_t stride) {
 #pragma unroll
   for (int j = 0; j < kTokens; ++j, y += stride) {
     typename Io::Unit in[Io::kUnits], out[Io::kUnits];
     Io::unpack(raw[j], in);
-    window.step(taps, in, kSilu, out);
+    window.template step<true>(taps, in, silu, out);
     Io::store(y, out);
   }
 }
@@ -76,7 +76,7 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
 
   // All loads leave before the first is needed; the sequence lookup hides behind them. History
   // rows are read wherever they exist and dropped below if they are another sequence's.
-  typename Io::Raw raw[kTokens], before[kWidth - 1];
+  typename Io::Raw raw[kTokens], before[kWidth - 1]{};
   const x_t* row = x;
   if (rows == kTokens) {
 #pragma unroll
@@ -104,10 +104,8 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
   x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + t0 * p.y.stride_t + c * p.y.stride_d;
   if (rows < kTokens || (mask.starts | mask.zeros | mask.heads)) {
     fwd_masked_rows(taps, window, raw, mask, p.silu, y, p.y.stride_t);
-  } else if (p.silu) {
-    fwd_rows<true>(taps, window, raw, y, p.y.stride_t);
   } else {
-    fwd_rows<false>(taps, window, raw, y, p.y.stride_t);
+    fwd_rows(taps, window, raw, p.silu, y, p.y.stride_t);
   }
 }
 
@@ -122,19 +120,17 @@ __device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64
 
   // Loads leave together: a sequence costs two memory latencies, not one a row.
   typename Io::Raw head[kWidth - 1], tail[kWidth];
-  StateRow<x_t, kLanes, kWidth> row;
+  StateRow<x_t, kLanes, kWidth> row{};
 #pragma unroll
   for (int k = 0; k < kWidth - 1; ++k)
     if (outputs && first.start + k < first.end)
       head[k] = Io::load(x + (first.start + k) * p.x.stride_t);
-  float before[kLanes][kWidth] = {};
-  if (has_initial) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j)
+    if (p.final.ptr && last.end - kWidth + j >= last.start)
+      tail[j] = Io::load(x + (last.end - kWidth + j) * p.x.stride_t);
+  if (has_initial)
     row.load(static_cast<const x_t*>(p.initial.ptr) + slot * p.initial.stride_n + c * kWidth);
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i)
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k) before[i][k] = to_float(row(i, k));
-  }
   if (outputs) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c;
     const Taps<Io, kWidth, true> taps(p.weight, p.bias, p.W, p.silu, c);
@@ -142,7 +138,8 @@ __device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64
 #pragma unroll
     for (int k = 1; k < kWidth; ++k)
 #pragma unroll
-      for (int i = 0; i < kLanes; ++i) lane(window.row[kWidth - 1 - k], i) = before[i][kWidth - k];
+      for (int i = 0; i < kLanes; ++i)
+        lane(window.row[kWidth - 1 - k], i) = to_float(row(i, kWidth - k));
 #pragma unroll
     for (int k = 0; k < kWidth - 1; ++k) {
       const int64_t t = first.start + k;
@@ -155,10 +152,6 @@ __device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64
     }
   }
   if (!p.final.ptr) return;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j)
-    if (last.end - kWidth + j >= last.start)
-      tail[j] = Io::load(x + (last.end - kWidth + j) * p.x.stride_t);
   const bool carries = last.start == first.start;
   const int length = static_cast<int>(clamp(last.end - last.start, 0, kWidth));
   // Columns move left by length one step at a time, so that no register is indexed at run time.
@@ -168,21 +161,17 @@ __device__ void fwd_head_rows(const FwdParams& p, int64_t b, int64_t slot, int64
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
 #pragma unroll
-        for (int k = 0; k < kWidth - 1; ++k) before[i][k] = before[i][k + 1];
-        before[i][kWidth - 1] = 0.0f;
+        for (int k = 0; k < kWidth - 1; ++k) row(i, k) = row(i, k + 1);
+        row(i, kWidth - 1) = from_float<x_t>(0.0f);
       }
     }
-  StateRow<x_t, kLanes, kWidth> after;
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    typename Io::Unit in[Io::kUnits];
+  for (int j = 0; j < kWidth; ++j)
+    if (j >= kWidth - length) {
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) lane(in, i) = before[i][j];
-    if (j >= kWidth - length) Io::unpack(tail[j], in);
-#pragma unroll
-    for (int i = 0; i < kLanes; ++i) after(i, j) = from_float<x_t>(lane(in, i));
-  }
-  after.store(static_cast<x_t*>(p.final.ptr) + slot * p.final.stride_n + c * kWidth);
+      for (int i = 0; i < kLanes; ++i) row(i, j) = reinterpret_cast<const x_t*>(&tail[j])[i];
+    }
+  row.store(static_cast<x_t*>(p.final.ptr) + slot * p.final.stride_n + c * kWidth);
 }
 
 template <typename Io, int kWidth, bool kExact>
@@ -269,7 +258,7 @@ __device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t
 // live by their warps in flight: 64 registers took 1.03 of a copy at [1, 8192, 8192] on an H200, 93
 // registers 1.15. The others get what they need not to spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kDenseBlocks = 16, kPackedBlocks = 14;
+constexpr int kDenseBlocks = 16, kPackedBlocks = 12;
 #else
 // Untuned: 72 and 80 registers, since with fewer some architectures spill.
 constexpr int kDenseBlocks = 14, kPackedBlocks = 12;
@@ -281,35 +270,36 @@ constexpr int kMinBlocks = !kExact                          ? 4
                            : kPacking == Packing::kDense    ? kDenseBlocks
                                                             : kPackedBlocks;
 
-template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking>
+// kHeads: of a dense launch that may have the head items too, one a batch row.
+template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking,
+          bool kHeads>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth, kExact, kPacking>)
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   if (c >= p.D) return;
-  uint32_t head;
+  uint32_t b = blockIdx.z, item = blockIdx.y;
   if (grid.flat) {
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
-    if (block >= grid.heads) {
-      const uint32_t tile = block - grid.heads;
-      if (grid.tiles_per_row && tile / grid.tiles_per_row < p.B)
-        fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
-            grid, p, tile / grid.tiles_per_row,
-            static_cast<int64_t>(tile % grid.tiles_per_row) * kTokens, c);
-      return;
-    }
-    head = block;
-  } else {
-    if (blockIdx.y >= grid.heads_per_row) {
-      fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(
-          grid, p, blockIdx.z, static_cast<int64_t>(blockIdx.y - grid.heads_per_row) * kTokens, c);
-      return;
-    }
-    head = blockIdx.z * grid.heads_per_row + blockIdx.y;
+    b = block / grid.items_per_row, item = block % grid.items_per_row;
+    if (b >= p.B) return;
   }
-  if (head >= grid.heads) return;
-  const int64_t first = static_cast<int64_t>(head) * kHeadSequences;
-  for (int64_t n = first; n < first + kHeadSequences && n < p.N; ++n)
-    fwd_head<Io, kWidth, kExact>(p, grid.state_rows, n, c);
+  if constexpr (kHeads)
+    if (grid.heads && item-- == 0) {
+      fwd_head<Io, kWidth, kExact>(p, grid.state_rows, b, c);
+      return;
+    }
+  fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(grid, p, b, int64_t{item} * kTokens, c);
+}
+
+// The head items alone, some one after the other: short sequences would be all block launches.
+template <typename Io, int kWidth, bool kExact, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    fwd_head_kernel(const __grid_constant__ FwdParams p, bool state_rows) {
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
+  const int64_t item = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  if (c >= p.D) return;
+  for (int64_t n = item * kHeadSequences; n < (item + 1) * kHeadSequences && n < p.N; ++n)
+    fwd_head<Io, kWidth, kExact>(p, state_rows, n, c);
 }
 
 }  // namespace short_conv::cuda

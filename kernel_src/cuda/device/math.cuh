@@ -8,9 +8,10 @@ namespace short_conv::cuda {
 
 // The bare instructions: without ftz the compiler wraps each in a rescaling of denormals.
 #ifdef __CUDA_ARCH__
+// Volatile: not to be moved behind a branch.
 __device__ inline float fast_exp2(float v) {
   float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
   return r;
 }
 __device__ inline float fast_rcp(float v) {
@@ -57,6 +58,11 @@ __device__ float2 silu(float2 a) {
   return {silu<x_t>(a.x), silu<x_t>(a.y)};
 }
 
+__device__ inline float choose(bool first, float a, float b) { return first ? a : b; }
+__device__ inline float2 choose(bool first, float2 a, float2 b) {
+  return {first ? a.x : b.x, first ? a.y : b.y};
+}
+
 // The last W-1 inputs, oldest first.
 template <typename Io, int kWidth>
 struct Window {
@@ -72,8 +78,9 @@ struct Window {
       for (int i = 0; i < Io::kLanes; ++i) lane(row[k], i) = 0.0f;
   }
 
-  // Takes the next input in and gives its output.
-  template <bool kExact>
+  // Takes the next input in and gives its output. kBranchless: both values exist before the choice,
+  // since a branch a row would keep rows from overlapping; it takes more registers.
+  template <bool kBranchless = false, bool kExact>
   __device__ void step(const Taps<Io, kWidth, kExact>& taps, const Unit (&x)[Io::kUnits],
                        bool activate, Unit (&y)[Io::kUnits]) {
 #pragma unroll
@@ -83,7 +90,11 @@ struct Window {
       for (int k = 0; k < kWidth; ++k)
         if (kExact || k >= taps.first)
           acc = fma_unit(taps.w[k][i], k < kWidth - 1 ? row[k][i] : x[i], acc);
-      y[i] = activate ? silu<typename Io::x_t>(acc) : acc;
+      if constexpr (kBranchless) {
+        y[i] = choose(activate, silu<typename Io::x_t>(acc), acc);
+      } else {
+        y[i] = activate ? silu<typename Io::x_t>(acc) : acc;
+      }
 #pragma unroll
       for (int k = 0; k < kWidth - 2; ++k) row[k][i] = row[k + 1][i];
       row[kWidth - 2][i] = x[i];

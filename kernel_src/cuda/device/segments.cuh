@@ -134,35 +134,42 @@ __device__ inline uint32_t tile_bits(int low, int high) {
 
 __device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int rows) {
   TileMask m{rows, 0, 0, 0, 0};
+  // Rows from here on are counted from t0, as far away as they matter: registers are what a packed
+  // tile is short of.
+  auto from_t0 = [&](int64_t t) { return static_cast<int>(clamp(t - t0, -kMaxWidth, rows)); };
   int64_t n = sequence_of(p.cu_seqlens, p.N, t0);
-  Span s = n < 0 ? Span{0, 0} : sequence_span(p.cu_seqlens, n, p.T);
-  if (t0 < s.end) m.history = static_cast<int>(clamp(t0 - s.start, 0, p.W - 1));
+  int start = 0, end = 0;
+  auto enter = [&] {
+    const Span s = sequence_span(p.cu_seqlens, n, p.T);
+    start = from_t0(s.start), end = from_t0(s.end);
+  };
+  if (n >= 0) enter();
+  if (end > 0) m.history = start > 0 ? 0 : -start < p.W - 1 ? -start : p.W - 1;
   // One step a sequence: its rows are [from, to) of the tile.
   for (int from = 0; from < rows;) {
-    const int64_t t = t0 + from;
-    if (t >= s.end && n + 1 < p.N && at(p.cu_seqlens, n + 1) <= t) {
+    if (from >= end && n + 1 < p.N && from_t0(at(p.cu_seqlens, n + 1)) <= from) {
       // The next sequence, unless empty ones lie between.
-      s = sequence_span(p.cu_seqlens, ++n, p.T);
-      if (t >= s.end) {
-        n = sequence_of(p.cu_seqlens, p.N, t);
-        s = sequence_span(p.cu_seqlens, n, p.T);
+      ++n;
+      enter();
+      if (from >= end) {
+        n = sequence_of(p.cu_seqlens, p.N, t0 + from);
+        enter();
       }
     }
-    if (t >= s.end) {
-      // No sequence has row t: padding up to the first sequence, or to the end.
-      const int64_t next = n < 0 && p.N > 0 ? at(p.cu_seqlens, 0) : t0 + rows;
-      const int to = static_cast<int>(clamp(next - t0, from + 1, rows));
+    if (from >= end) {
+      // No sequence has this row: padding up to the first sequence, or to the end.
+      const int next = n < 0 && p.N > 0 ? from_t0(at(p.cu_seqlens, 0)) : rows;
+      const int to = next > from ? next : from + 1;
       m.zeros |= tile_bits(from, to);
       from = to;
       continue;
     }
-    const int to = static_cast<int>(clamp(s.end - t0, from + 1, rows));
-    if (p.slots.ptr && is_padding(p, n)) {
+    const int to = end;
+    if (is_padding(p, n)) {
       m.zeros |= tile_bits(from, to);
     } else {
-      if (s.start >= t0) m.starts |= 1u << from;
-      if (p.initial.ptr)
-        m.heads |= tile_bits(from, static_cast<int>(clamp(s.start + p.W - 1 - t0, 0, to)));
+      if (start >= 0) m.starts |= 1u << from;
+      if (p.initial.ptr) m.heads |= tile_bits(from, start + p.W - 1 < to ? start + p.W - 1 : to);
     }
     from = to;
   }
@@ -172,7 +179,7 @@ __device__ inline TileMask cu_seqlens_mask(const FwdParams& p, int64_t t0, int r
 __device__ inline TileMask seq_idx_mask(const FwdParams& p, int64_t b, int64_t t0, int rows) {
   TileMask m{rows, 0, 0, 0, 0};
   const SeqIdx row(p, b);
-  const bool padding = p.slots.ptr && is_padding(p, b);
+  const bool padding = is_padding(p, b);
   const Span live = p.initial.ptr ? row.live() : Span{};
   int64_t previous = row.id(t0);
   while (m.history < p.W - 1 && m.history < t0 && row.id(t0 - m.history - 1) == previous)

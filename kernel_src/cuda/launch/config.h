@@ -19,7 +19,7 @@ constexpr int kFwdTokens = 16;
 // While all tiles fit the chip at once, shorter ones end sooner: 2.90 against 3.06 us at
 // [1, 64, 8192], and no gain from [1, 512, 8192] on. For the common width only.
 constexpr int kFwdTokensShort = 4;
-constexpr int kFwdShortWidth = 4;
+constexpr int kCommonWidth = 4;
 inline bool fwd_short(const FwdParams& p) { return p.B * p.T * p.D < 1 << 20; }
 
 // Untuned.
@@ -94,6 +94,14 @@ inline bool fwd_channel_first(const FwdParams& p) {
            (p.D <= 1 || r.stride_d % elements == 0);
   };
   return p.y.ptr && p.T % elements == 0 && whole(p.x) && whole(p.y);
+}
+
+inline bool fwd_has_heads(const FwdParams& p) { return p.initial.ptr || p.final.ptr; }
+
+// The common dense kernels run head items themselves; see fwd_kernel.cuh.
+inline bool fwd_heads_in_tiles(const FwdParams& p) {
+  return p.y.ptr && !p.cu_seqlens.ptr && !p.seq_idx.ptr && p.W == kCommonWidth &&
+         size_of(p.dtype) == 2 && fwd_vectorized(p);
 }
 
 // States as whole contiguous rows [D, W] of x's dtype, such as the cache of a transformers model.
