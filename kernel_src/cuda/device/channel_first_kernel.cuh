@@ -20,7 +20,8 @@ struct RowSpan {
   typename Before::Raw before[kAccesses];
 
   // Rows t0 - kBefore .. t0 + kElems - 1 of [0, T).
-  __device__ RowSpan(const x_t* x, int64_t t0) : raw(Vec::load(x + t0)) {
+  __device__ void load(const x_t* x, int64_t t0) {
+    raw = Vec::load(x + t0);
 #pragma unroll
     for (int i = 0; i < kAccesses; ++i) {
       const int64_t t = t0 - kBefore + i * Before::kLanes;
@@ -57,32 +58,26 @@ __device__ float span_output(const Taps<StridedIo<x_t>, kWidth, kExact>& taps,
   return choose(activate, silu<x_t>(acc), acc);
 }
 
-template <typename x_t, int kWidth, bool kExact, int kThreads>
-__global__ void __launch_bounds__(kThreads)
-    channel_first_kernel(const __grid_constant__ FwdParams p) {
+template <typename x_t, int kWidth, bool kExact>
+__device__ void span_rows(const FwdParams& p, const RowSpan<x_t, kWidth, kExact>& span,
+                          const Taps<StridedIo<x_t>, kWidth, kExact>& taps, int64_t b, int64_t t0,
+                          x_t* y) {
   using Span = RowSpan<x_t, kWidth, kExact>;
   using Vec = typename Span::Vec;
   constexpr int kElems = Span::kElems, kBefore = Span::kBefore;
-  const int64_t item = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
-  const int64_t t0 = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kElems;
-  if (item >= p.B * p.D || t0 >= p.T) return;
-  const int64_t b = p.B == 1 ? 0 : item / p.D, c = item - b * p.D;
-  const Span span(static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d, t0);
-  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d + t0;
-  const Taps<StridedIo<x_t>, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
   const bool plain = !p.initial.ptr && !p.slots.ptr;
   const int behind = static_cast<int>(t0 < p.W - 1 ? t0 : p.W - 1);
-  const TileMask mask = p.cu_seqlens.ptr ? cu_seqlens_mask(p, t0, kElems)
+  const TileMask mask = p.cu_seqlens.ptr ? cu_seqlens_mask<false>(p, t0, kElems)
                         : p.seq_idx.ptr  ? seq_idx_mask(p, b, t0, kElems)
                                          : dense_mask(p, plain, b, t0, kElems, behind);
   float v[kBefore + kElems];
   span.unpack(v);
-  typename Vec::Unit out[Vec::kUnits];
   if (mask.history == behind && !(mask.starts | mask.zeros | mask.heads)) {
+    typename Vec::Unit out[Vec::kUnits];
 #pragma unroll
     for (int j = 0; j < kElems; ++j)
       lane(out, j) = span_output<false, kBefore>(taps, v, j, 0, p.silu);
-    Vec::store(y, out);
+    Vec::store(y + t0, out);
     return;
   }
   int age = mask.history;
@@ -91,9 +86,30 @@ __global__ void __launch_bounds__(kThreads)
     if (mask.starts >> j & 1) age = 0;
     const bool zero = mask.zeros >> j & 1;
     const float result = zero ? 0.0f : span_output<true, kBefore>(taps, v, j, age, p.silu);
-    if (zero || !(mask.heads >> j & 1)) y[j] = from_float<x_t>(result);
+    if (zero || !(mask.heads >> j & 1)) y[t0 + j] = from_float<x_t>(result);
     ++age;
   }
+}
+
+template <typename x_t, int kWidth, bool kExact, int kThreads, int kSpans>
+__global__ void __launch_bounds__(kThreads, kExact ? 7 : 4)
+    channel_first_kernel(const __grid_constant__ FwdParams p) {
+  using Span = RowSpan<x_t, kWidth, kExact>;
+  constexpr int kStep = kThreads * Span::kElems;
+  const int64_t item = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int64_t t0 = static_cast<int64_t>(blockIdx.x) * kSpans * kStep + threadIdx.x * Span::kElems;
+  if (item >= p.B * p.D || t0 >= p.T) return;
+  const int64_t b = p.B == 1 ? 0 : item / p.D, c = item - b * p.D;
+  const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d;
+  x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
+  Span span[kSpans];
+#pragma unroll
+  for (int s = 0; s < kSpans; ++s)
+    if (t0 + s * kStep < p.T) span[s].load(x, t0 + s * kStep);
+  const Taps<StridedIo<x_t>, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
+#pragma unroll
+  for (int s = 0; s < kSpans; ++s)
+    if (t0 + s * kStep < p.T) span_rows(p, span[s], taps, b, t0 + s * kStep, y);
 }
 
 }  // namespace short_conv::cuda

@@ -93,8 +93,8 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
   const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
 
   const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, grid.plain, b, t0, rows, behind)
-                        : p.cu_seqlens.ptr          ? cu_seqlens_mask(p, t0, rows)
-                                                    : seq_idx_mask(p, b, t0, rows);
+                        : p.cu_seqlens.ptr          ? cu_seqlens_mask<true>(p, t0, rows)
+                                                    : warp_seq_idx_mask(p, b, t0, rows);
   Window<Io, kWidth> window;
   window.clear();
 #pragma unroll
@@ -256,27 +256,28 @@ __device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t
 
 // Blocks of 64 threads that registers must leave room for on a multiprocessor of 65536. Dense tiles
 // live by their warps in flight: 64 registers took 1.03 of a copy at [1, 8192, 8192] on an H200, 93
-// registers 1.15. The others get what they need not to spill.
+// registers 1.15; for W = 7 80 registers 1.18, 92 registers 1.32. The others get what they need not
+// to spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kDenseBlocks = 16, kPackedBlocks = 12;
+constexpr int kDenseBlocks = 16, kPackedBlocks = 14, kLongBlocks = 12;
 #else
 // Untuned: 72 and 80 registers, since with fewer some architectures spill.
-constexpr int kDenseBlocks = 14, kPackedBlocks = 12;
+constexpr int kDenseBlocks = 14, kPackedBlocks = 12, kLongBlocks = 8;
 #endif
 
 template <typename x_t, int kWidth, bool kExact, Packing kPacking>
-constexpr int kMinBlocks = !kExact                          ? 4
-                           : kWidth > 4 || sizeof(x_t) == 4 ? 8
-                           : kPacking == Packing::kDense    ? kDenseBlocks
-                                                            : kPackedBlocks;
+constexpr int kMinBlocks = !kExact                       ? 4
+                           : sizeof(x_t) == 4            ? 8
+                           : kWidth > 4                  ? kLongBlocks
+                           : kPacking == Packing::kDense ? kDenseBlocks
+                                                         : kPackedBlocks;
 
 // kHeads: of a dense launch that may have the head items too, one a batch row.
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking,
           bool kHeads>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth, kExact, kPacking>)
     fwd_kernel(const __grid_constant__ FwdGrid grid, const __grid_constant__ FwdParams p) {
-  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
-  if (c >= p.D) return;
+  int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   uint32_t b = blockIdx.z, item = blockIdx.y;
   if (grid.flat) {
     const uint32_t block = blockIdx.z * gridDim.y + blockIdx.y;
@@ -285,9 +286,11 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth,
   }
   if constexpr (kHeads)
     if (grid.heads && item-- == 0) {
-      fwd_head<Io, kWidth, kExact>(p, grid.state_rows, b, c);
+      if (c < p.D) fwd_head<Io, kWidth, kExact>(p, grid.state_rows, b, c);
       return;
     }
+  // Lookups want whole warps: threads past the last channel do it again, and write the same.
+  c = c < p.D ? c : p.D - Io::kLanes;
   fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(grid, p, b, int64_t{item} * kTokens, c);
 }
 
