@@ -9,6 +9,9 @@
 
 namespace short_conv::cuda {
 
+template <typename x_t, int kWidth, bool kExact>
+constexpr bool kBwdCommon = kExact && kWidth <= 4 && sizeof(x_t) == 2;
+
 // The sequence of a row, or the padding that it lies in.
 struct Sequence {
   int start;    // first row; with seq_idx no further back than a part may look
@@ -93,7 +96,7 @@ struct Walk {
       for (int k = 0; k < kWidth; ++k)
         if (kExact || k >= taps.first)
           z = fma_unit(taps.w[k][i], k < kWidth - 1 ? window.row[k][i] : x[i], z);
-      const Unit g = silu ? through_silu<x_t>(dy[i], z) : dy[i];
+      const Unit g = choose(silu, through_silu<x_t>(dy[i], z), dy[i]);
       if (sums) {
 #pragma unroll
         for (int k = 0; k < kWidth; ++k)
@@ -166,32 +169,31 @@ struct BwdRows {
   }
 };
 
-// kBwdRows rows whose loads leave together, none of them padding.
-template <typename Io>
+// Rows whose loads leave together, none of them padding.
+template <typename Io, int kRows>
 struct BwdBatch {
-  typename Io::Raw x[kBwdRows], dy[kBwdRows];
+  typename Io::Raw x[kRows], dy[kRows];
 
   __device__ void load(const BwdRows<Io>& rows, int t) {
     const typename Io::x_t *x_row = rows.x(t), *dy_row = rows.dy(t);
 #pragma unroll
-    for (int j = 0; j < kBwdRows; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       x[j] = Io::load(x_row + j * rows.p.x.stride_t);
       dy[j] = Io::load(dy_row + j * rows.p.dy.stride_t);
     }
   }
 
-  // The activation is a constant here: a branch a row would keep rows from overlapping.
-  template <bool kSilu, int kWidth, bool kExact>
+  template <int kWidth, bool kExact>
   __device__ void run(const BwdRows<Io>& rows, Walk<Io, kWidth, kExact>& walk, int first,
                       int t) const {
     constexpr int kLag = kWidth - 1;
     typename Io::x_t* dx_row = rows.dx(t - kLag);
 #pragma unroll
-    for (int j = 0; j < kBwdRows; ++j) {
+    for (int j = 0; j < kRows; ++j) {
       typename Io::Unit in[Io::kUnits], grad[Io::kUnits], dx[Io::kUnits];
       Io::unpack(x[j], in);
       Io::unpack(dy[j], grad);
-      walk.step(in, grad, kSilu, true, dx);
+      walk.step(in, grad, rows.p.silu, true, dx);
       if (j >= kLag || t + j - kLag >= first) Io::store(dx_row + j * rows.p.dx.stride_t, dx);
     }
   }
@@ -263,6 +265,7 @@ template <typename Io, int kWidth, bool kExact>
 __device__ void bwd_rows(const BwdParams& p, Walk<Io, kWidth, kExact>& walk, int b, int64_t c,
                          int begin, int end) {
   constexpr int kLag = kWidth - 1;
+  constexpr int kRows = kBwdCommon<typename Io::x_t, kWidth, kExact> ? kBwdRows : kBwdRowsRare;
   const BwdRows<Io> rows{p, b, c};
   for (int t = begin; t < end;) {
     const Sequence s = sequence_at(p, b, t);
@@ -271,17 +274,13 @@ __device__ void bwd_rows(const BwdParams& p, Walk<Io, kWidth, kExact>& walk, int
 
     // Batches up to where dfinal adds to rows. Without dx rows go one at a time.
     const int last = s.padding || !p.dx.ptr ? t : s.tail + kLag < stop ? s.tail + kLag : stop;
-    BwdBatch<Io> batch;
-    if (t + kBwdRows <= last) batch.load(rows, t);
+    BwdBatch<Io, kRows> batch;
+    if (t + kRows <= last) batch.load(rows, t);
     bwd_enter(rows, walk, s, first, t);
-    while (t + kBwdRows <= last) {
-      if (p.silu) {
-        batch.template run<true>(rows, walk, first, t);
-      } else {
-        batch.template run<false>(rows, walk, first, t);
-      }
-      t += kBwdRows;
-      if (t + kBwdRows <= last) batch.load(rows, t);
+    while (t + kRows <= last) {
+      batch.run(rows, walk, first, t);
+      t += kRows;
+      if (t + kRows <= last) batch.load(rows, t);
     }
     bwd_single(rows, walk, s, first, t, stop);
     t = stop;
@@ -293,14 +292,16 @@ __device__ void bwd_rows(const BwdParams& p, Walk<Io, kWidth, kExact>& walk, int
   }
 }
 
-// Registers that do not spill: 96 for the common widths on SM90, more elsewhere (untuned).
+// Registers that do not spill: 96 for W = 2 and 4 on SM90, 112 for W = 3; more elsewhere (untuned).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kBwdBlocks = kBwdResident;
+template <int kWidth>
+constexpr int kBwdBlocks = kWidth == 3 ? kBwdResident - 1 : kBwdResident;
 #else
+template <int kWidth>
 constexpr int kBwdBlocks = 7;
 #endif
 template <typename x_t, int kWidth, bool kExact>
-constexpr int kBwdMinBlocks = !kExact || kWidth > 4 || sizeof(x_t) == 4 ? 4 : kBwdBlocks;
+constexpr int kBwdMinBlocks = kBwdCommon<x_t, kWidth, kExact> ? kBwdBlocks<kWidth> : 4;
 
 // Blocks: x counts channel blocks, y parts of part_rows rows.
 template <typename Io, int kWidth, bool kExact>

@@ -23,7 +23,6 @@ cudaError_t launch_bwd_width(const BwdParams& p, int64_t part_rows, cudaStream_t
     case 2: return launch_bwd_rows<Io, 2, true>(p, part_rows, stream);
     case 3: return launch_bwd_rows<Io, 3, true>(p, part_rows, stream);
     case 4: return launch_bwd_rows<Io, 4, true>(p, part_rows, stream);
-    case 7: return launch_bwd_rows<Io, 7, true>(p, part_rows, stream);
     default: return launch_bwd_rows<Io, kMaxWidth, false>(p, part_rows, stream);
   }
 }

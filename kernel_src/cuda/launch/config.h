@@ -16,6 +16,7 @@ namespace short_conv::cuda {
 constexpr int kFwdLanes = 2;
 constexpr int kFwdThreads = 64;
 constexpr int kFwdTokens = 16;
+constexpr int kFwdTokensRare = 8;  // run-time widths and strided rows: half the code
 // While all tiles fit the chip at once, shorter ones end sooner: 2.90 against 3.06 us at
 // [1, 64, 8192], and no gain from [1, 512, 8192] on. For the common width only.
 constexpr int kFwdTokensShort = 4;
@@ -59,6 +60,7 @@ inline bool fwd_vectorized(const FwdParams& p) {
 // two tensors in this shape takes 1.70, and 1.46 in blocks that do not stay.
 constexpr int kBwdThreads = 64;
 constexpr int kBwdRows = 12;           // whose loads leave together
+constexpr int kBwdRowsRare = 4;        // the same for fp32, long and run-time widths: less code
 constexpr int kBwdResident = 10;       // blocks of a multiprocessor
 constexpr int64_t kBwdLeastRows = 64;  // of a part, so that sums stay few beside rows
 constexpr int kBwdSumThreads = 128;
@@ -82,9 +84,8 @@ inline bool bwd_vectorized(const BwdParams& p) {
   return whole(p.x) && whole(p.dy) && whole(p.dx) && packed(p.weight, p.W);
 }
 
-// Threads of some spans of 16 bytes of one channel's rows. Untuned.
+// Threads of 16 bytes of one channel's rows each.
 constexpr int kChannelFirstThreads = 128;
-constexpr int kChannelFirstSpans = 4;
 
 // [B, D, T] memory whose rows of a channel fill whole 16-byte accesses.
 inline bool fwd_channel_first(const FwdParams& p) {

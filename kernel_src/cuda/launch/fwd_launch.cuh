@@ -25,20 +25,21 @@ cudaError_t launch_fwd_grid(const FwdParams& p, cudaStream_t stream) {
 
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_fwd_width(const FwdParams& p, cudaStream_t stream) {
+  constexpr int kTokens = kExact ? kFwdTokens : kFwdTokensRare;
   if (p.cu_seqlens.ptr || p.seq_idx.ptr)
-    return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kPacked, false>(p, stream);
+    return launch_fwd_grid<Io, kWidth, kExact, kTokens, Packing::kPacked, false>(p, stream);
   constexpr bool kCommon = kExact && kWidth == kCommonWidth && sizeof(typename Io::x_t) == 2;
   if constexpr (kCommon)
     if (fwd_short(p))
       return launch_fwd_grid<Io, kWidth, kExact, kFwdTokensShort, Packing::kDense, true>(p, stream);
-  return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kDense, kCommon>(p, stream);
+  return launch_fwd_grid<Io, kWidth, kExact, kTokens, Packing::kDense, kCommon>(p, stream);
 }
 
 template <typename x_t, int kWidth, bool kExact>
 cudaError_t launch_channel_first(const FwdParams& p, cudaStream_t stream) {
-  constexpr int kTokens = kChannelFirstSpans * kChannelFirstThreads * 16 / sizeof(x_t);
-  return launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads, kChannelFirstSpans>,
-                ceil_div(p.T, kTokens), p.B * p.D, kChannelFirstThreads, stream, p);
+  return launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads>,
+                ceil_div(p.T, kChannelFirstThreads * (16 / sizeof(x_t))), p.B * p.D,
+                kChannelFirstThreads, stream, p);
 }
 
 template <typename x_t>
