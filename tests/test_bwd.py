@@ -59,10 +59,10 @@ def gradients(kernel, x, dy, weight, bias=None, *, dfinal=None, wanted=NAMES, **
         state_len=state_len, **kw,
     )  # fmt: skip
     pairs = list(zip(result, (dy, dfinal), strict=True) if dfinal is not None else [(result, dy)])
-    pairs = [(output, grad) for output, grad in pairs if grad is not None]
+    pairs = [(y, grad) for y, grad in pairs if grad is not None and y.requires_grad]
     asked = [n for n in wanted if inputs[n] is not None]
     found = torch.autograd.grad(
-        [y for y, _ in pairs], [inputs[n] for n in asked], [dy for _, dy in pairs]
+        [y for y, _ in pairs], [inputs[n] for n in asked], [grad for _, grad in pairs]
     )
     return dict(zip(asked, found, strict=True))
 
@@ -505,6 +505,16 @@ def test_only_what_needs_a_gradient(kernel, device, wanted, packing):
     assert set(some) == set(wanted)
     for name, gradient in some.items():
         assert torch.equal(gradient, everything[name]), name
+
+
+@pytest.mark.parametrize("wanted", NAMES)
+def test_a_final_state_depends_on_inputs_alone(kernel, device, wanted):
+    """Kept in a cache, it must not keep a graph alive that only weights are part of."""
+    (x, _, weight, bias), kw = case(device, 1, 6, 24)
+    call = {"x": x, "weight": weight, "bias": bias, "initial_state": kw["initial_state"]}
+    call[wanted] = leaf(call[wanted])
+    y, final = kernel.causal_conv1d(**call, return_final_state=True)
+    assert y.requires_grad and final.requires_grad == (wanted in ("x", "initial_state"))
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 8), (2, 0, 8), (2, 5, 0), (0, 0, 0)])

@@ -236,6 +236,20 @@ def test_compile_training_of_one_result(kernel, device, compiled, used):
     assert len(compiled.graphs) == 1
 
 
+def test_compile_training_of_weights_alone(kernel, device, compiled):
+    """x is data: the final state leaves the graph without a gradient."""
+    x = torch.randn(2, 9, 32, device=device)
+
+    def f(weight):
+        y, final = kernel.causal_conv1d(x, weight, activation="silu", return_final_state=True)
+        return y, final * 2
+
+    weight = torch.randn(32, 4, device=device)
+    for got, exact in zip(trained(compiled(f), [weight]), trained(f, [weight]), strict=True):
+        torch.testing.assert_close(got, exact, rtol=1e-6, atol=1e-6)
+        assert got.requires_grad == exact.requires_grad
+
+
 def test_compile_training_of_drop_in_and_layer(kernel, device, compiled):
     """Channels before time, frozen weight, several batch rows under one set of offsets."""
     fn = kernel.layers.causal_conv1d_fn()

@@ -27,8 +27,8 @@ with torch.no_grad():
     tokens = model.generate(ids, max_new_tokens=8, do_sample=False)
     kernel, calls = load_kernel(path), []
     for name in ("fwd", "update"):
-        real = getattr(kernel.ops, f"_{name}")
-        setattr(kernel.ops, f"_{name}", lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
+        real = getattr(kernel.calls, name)
+        setattr(kernel.calls, name, lambda *a, real=real, name=name: (calls.append(name), real(*a))[1])
     with use_kernel_mapping(mapping(path, device), inherit_mapping=False):
         kernels.kernelize(model, device=device, mode=Mode.INFERENCE)
     assert (model(ids).logits - logits).abs().max() <= 1e-4

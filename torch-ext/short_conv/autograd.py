@@ -34,6 +34,8 @@ class Convolution(torch.autograd.Function):
                    final_state, silu)  # fmt: skip
         ctx.save_for_backward(x, weight, bias, initial_state, cu_seqlens, seq_idx)
         ctx.set_materialize_grads(False)
+        if return_final_state and not (ctx.needs_input_grad[0] or ctx.needs_input_grad[3]):
+            ctx.mark_non_differentiable(final_state)  # it holds inputs, of which none is asked for
         ctx.silu = silu
         return out, final_state
 
