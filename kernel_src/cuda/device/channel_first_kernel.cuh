@@ -92,7 +92,7 @@ __device__ void span_rows(const FwdParams& p, const RowSpan<x_t, kWidth, kExact>
 }
 
 template <typename x_t, int kWidth, bool kExact, int kThreads, int kSpans>
-__global__ void __launch_bounds__(kThreads, kExact ? 7 : 4)
+__global__ void __launch_bounds__(kThreads, kExact ? 1 : 4)
     channel_first_kernel(const __grid_constant__ FwdParams p) {
   using Span = RowSpan<x_t, kWidth, kExact>;
   constexpr int kStep = kThreads * Span::kElems;

@@ -26,8 +26,6 @@ struct FwdGrid {
   bool state_rows;  // whole rows [D, W] of x's dtype, so that head items move them by vectors
 };
 
-constexpr int kHeadSequences = 4;  // of a block of head items alone
-
 enum class Packing { kDense, kPacked };
 
 // Rows of a whole tile from registers to y.
@@ -259,7 +257,7 @@ __device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t
 // registers 1.15; for W = 7 80 registers 1.18, 92 registers 1.32. The others get what they need not
 // to spill.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
-constexpr int kDenseBlocks = 16, kPackedBlocks = 14, kLongBlocks = 12;
+constexpr int kDenseBlocks = 16, kPackedBlocks = 16, kLongBlocks = 12;
 #else
 // Untuned: 72 and 80 registers, since with fewer some architectures spill.
 constexpr int kDenseBlocks = 14, kPackedBlocks = 12, kLongBlocks = 8;
@@ -294,14 +292,14 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth,
   fwd_tile<Io, kWidth, kExact, kTokens, kPacking>(grid, p, b, int64_t{item} * kTokens, c);
 }
 
-// The head items alone, some one after the other: short sequences would be all block launches.
+// The head items alone, `sequences` of them a block, one after the other.
 template <typename Io, int kWidth, bool kExact, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    fwd_head_kernel(const __grid_constant__ FwdParams p, bool state_rows) {
+    fwd_head_kernel(const __grid_constant__ FwdParams p, bool state_rows, int sequences) {
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
-  const int64_t item = static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const int64_t first = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * sequences;
   if (c >= p.D) return;
-  for (int64_t n = item * kHeadSequences; n < (item + 1) * kHeadSequences && n < p.N; ++n)
+  for (int64_t n = first; n < first + sequences && n < p.N; ++n)
     fwd_head<Io, kWidth, kExact>(p, state_rows, n, c);
 }
 

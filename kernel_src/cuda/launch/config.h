@@ -16,6 +16,7 @@ namespace short_conv::cuda {
 constexpr int kFwdLanes = 2;
 constexpr int kFwdThreads = 64;
 constexpr int kFwdTokens = 16;
+constexpr int kFwdTokensPacked = 15;  // 16 spill in 64 registers
 // While all tiles fit the chip at once, shorter ones end sooner: 2.90 against 3.06 us at
 // [1, 64, 8192], and no gain from [1, 512, 8192] on. For the common width only.
 constexpr int kFwdTokensShort = 4;
@@ -99,6 +100,10 @@ inline bool fwd_channel_first(const FwdParams& p) {
 }
 
 inline bool fwd_has_heads(const FwdParams& p) { return p.initial.ptr || p.final.ptr; }
+
+// Head items of a block: one, while they are few, since each is a chain of memory latencies; more
+// where blocks would be all launch.
+inline int fwd_head_sequences(int64_t items) { return items > 1 << 17 ? 4 : 1; }
 
 // The common dense kernels run head items themselves; see fwd_kernel.cuh.
 inline bool fwd_heads_in_tiles(const FwdParams& p) {

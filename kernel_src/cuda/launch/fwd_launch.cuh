@@ -26,7 +26,8 @@ cudaError_t launch_fwd_grid(const FwdParams& p, cudaStream_t stream) {
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_fwd_width(const FwdParams& p, cudaStream_t stream) {
   if (p.cu_seqlens.ptr || p.seq_idx.ptr)
-    return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kPacked, false>(p, stream);
+    return launch_fwd_grid<Io, kWidth, kExact, kFwdTokensPacked, Packing::kPacked, false>(p,
+                                                                                          stream);
   constexpr bool kCommon = kExact && kWidth == kCommonWidth && sizeof(typename Io::x_t) == 2;
   if constexpr (kCommon)
     if (fwd_short(p))
@@ -59,9 +60,10 @@ cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
 
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_head_kernel(const FwdParams& p, cudaStream_t stream) {
-  return launch(fwd_head_kernel<Io, kWidth, kExact, kFwdThreads>,
-                ceil_div(p.D, kFwdThreads * Io::kLanes), ceil_div(p.N, kHeadSequences), kFwdThreads,
-                stream, p, fwd_state_rows(p));
+  const int64_t blocks = ceil_div(p.D, kFwdThreads * Io::kLanes);
+  const int sequences = fwd_head_sequences(p.N * blocks);
+  return launch(fwd_head_kernel<Io, kWidth, kExact, kFwdThreads>, blocks, ceil_div(p.N, sequences),
+                kFwdThreads, stream, p, fwd_state_rows(p), sequences);
 }
 
 template <typename x_t>
