@@ -292,13 +292,13 @@ __device__ void bwd_rows(const BwdParams& p, Walk<Io, kWidth, kExact>& walk, int
   }
 }
 
-// Registers that do not spill: 96 for W = 2 and 4 on SM90, 112 for W = 3; more elsewhere (untuned).
+// Registers that do not spill: 96 for W = 2 and 4 on SM90; more elsewhere (untuned).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 template <int kWidth>
-constexpr int kBwdBlocks = kWidth == 3 ? kBwdResident - 1 : kBwdResident;
+constexpr int kBwdBlocks = kWidth == 3 ? 8 : kBwdResident;
 #else
 template <int kWidth>
-constexpr int kBwdBlocks = 7;
+constexpr int kBwdBlocks = 6;
 #endif
 template <typename x_t, int kWidth, bool kExact>
 constexpr int kBwdMinBlocks = kBwdCommon<x_t, kWidth, kExact> ? kBwdBlocks<kWidth> : 4;

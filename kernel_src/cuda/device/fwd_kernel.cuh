@@ -264,11 +264,12 @@ constexpr int kDenseBlocks = 14, kPackedBlocks = 12, kLongBlocks = 8;
 #endif
 
 template <typename x_t, int kWidth, bool kExact, Packing kPacking>
-constexpr int kMinBlocks = !kExact                       ? 4
-                           : sizeof(x_t) == 4            ? 8
-                           : kWidth > 4                  ? kLongBlocks
-                           : kPacking == Packing::kDense ? kDenseBlocks
-                                                         : kPackedBlocks;
+constexpr int kMinBlocks = !kExact                        ? 4
+                           : sizeof(x_t) == 4             ? 8
+                           : kWidth > 4                   ? kLongBlocks
+                           : kPacking == Packing::kPacked ? kPackedBlocks
+                           : std::is_same_v<x_t, __half>  ? 14
+                                                          : kDenseBlocks;
 
 // kHeads: of a dense launch that may have the head items too, one a batch row.
 template <typename Io, int kWidth, bool kExact, int kThreads, int kTokens, Packing kPacking,
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<typename Io::x_t, kWidth,
 
 // The head items alone, `sequences` of them a block, one after the other.
 template <typename Io, int kWidth, bool kExact, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 8)
     fwd_head_kernel(const __grid_constant__ FwdParams p, bool state_rows, int sequences) {
   const int64_t c = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * Io::kLanes;
   const int64_t first = (static_cast<int64_t>(blockIdx.z) * gridDim.y + blockIdx.y) * sequences;
