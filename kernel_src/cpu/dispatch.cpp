@@ -48,6 +48,15 @@ void update_range(const UpdateParams& p, int64_t begin, int64_t end) {
   level().update_range(p, begin, end);
 }
 
+int64_t bwd_parts(const BwdParams& p) { return level().bwd_parts(p); }
+Work bwd_work(const BwdParams& p) { return level().bwd_work(p); }
+void bwd_range(const BwdParams& p, int64_t begin, int64_t end) { level().bwd_range(p, begin, end); }
+
+Work bwd_sum_work(const BwdParams& p) { return level().bwd_sum_work(p); }
+void bwd_sum_range(const BwdParams& p, int64_t begin, int64_t end) {
+  level().bwd_sum_range(p, begin, end);
+}
+
 const char* isa() { return level().name; }
 
 }  // namespace short_conv::cpu

@@ -145,7 +145,7 @@ inline double silu_16(double a) { return silu_f32(a); }
 constexpr float kLog2e = 1.44269504f, kRound = 12582912.0f;  // adding 1.5 * 2^23 rounds
 
 template <typename V>
-inline V silu_f32(V a) {
+inline V one_plus_exp_f32(V a) {  // 1 + exp(-a)
   const V m = clamp_exponent(V(-a));
   const V shifted = fma_of(m, splat<V>(kLog2e), splat<V>(kRound)), n = shifted - kRound;
   const V r = fma_of(n, splat<V>(-1.42860677e-6f), fma_of(n, splat<V>(-0.693145752f), m));
@@ -156,7 +156,12 @@ inline V silu_f32(V a) {
   e = fma_of(e, r, splat<V>(1.0f));
   e = fma_of(e, r, splat<V>(1.0f));
   const auto exponent = (as_bits(shifted) - 0x4b400000u + 127) << 23;
-  return a / fma_of(e, as_float(exponent), splat<V>(1.0f));
+  return fma_of(e, as_float(exponent), splat<V>(1.0f));
+}
+
+template <typename V>
+inline V silu_f32(V a) {
+  return a / one_plus_exp_f32(a);
 }
 
 // For 16-bit results: one-part ln(2) and degree 4, relative error below 5e-6 against an fp16 half
@@ -290,21 +295,26 @@ struct Block {
     return ring[newest];
   }
 
-  void convolve_newest() {
-    const Acc* x[kMaxWidth];
+  void oldest_first(const Acc** x) const {
     for (int k = 0; k < W; ++k) {
       const int from = newest + 1 + k;
       x[k] = ring[from >= W ? from - W : from];
     }
+  }
+
+  void convolve_newest() {
+    const Acc* x[kMaxWidth];
+    oldest_first(x);
     row(x, w, bias, y, n);
   }
 };
 
-inline int64_t at(const Index& index, int64_t i) {
-  const int64_t offset = i * index.stride;
+inline int64_t element(const Index& index, int64_t offset) {
   return index.wide ? static_cast<const int64_t*>(index.ptr)[offset]
                     : static_cast<const int32_t*>(index.ptr)[offset];
 }
+
+inline int64_t at(const Index& index, int64_t i) { return element(index, i * index.stride); }
 
 struct Span {
   int64_t start, end;
@@ -336,17 +346,17 @@ inline int64_t slot_of(const Index& slots, int64_t count, int64_t n) {
 }
 
 inline bool is_padding(const FwdParams& p, int64_t n) {
-  return p.slots.ptr && slot_of(p.slots, p.initial.ptr ? p.initial.count : p.final.count, n) < 0;
+  return slot_of(p.slots, p.initial.ptr ? p.initial.count : p.final.count, n) < 0;
 }
 
-inline int64_t seq_id(const FwdParams& p, int64_t b, int64_t t) {
-  const int64_t offset = b * p.seq_idx_stride_b + t * p.seq_idx.stride;
-  return p.seq_idx.wide ? static_cast<const int64_t*>(p.seq_idx.ptr)[offset]
-                        : static_cast<const int32_t*>(p.seq_idx.ptr)[offset];
+template <typename Params>
+inline int64_t seq_id(const Params& p, int64_t b, int64_t t) {
+  return element(p.seq_idx, b * p.seq_idx_stride_b + t * p.seq_idx.stride);
 }
 
 // Rows from the first to the last that is not padding; empty when all are.
-inline Span live_rows(const FwdParams& p, int64_t b) {
+template <typename Params>
+inline Span live_rows(const Params& p, int64_t b) {
   int64_t start = 0, end = p.T;
   while (start < end && seq_id(p, b, start) < 0) ++start;
   while (end > start && seq_id(p, b, end - 1) < 0) --end;
@@ -358,14 +368,14 @@ struct RowKind {
   bool starts, zero, head;
 };
 
-struct Rows1 {  // of one batch row, asked for in ascending t
+struct RowCursor {  // of one batch row, asked for in ascending t
   const FwdParams& p;
   int64_t b, n;
   Span s;
   bool padding;
   Span live;
 
-  Rows1(const FwdParams& p, int64_t b, int64_t t) : p(p), b(b), n(b), s{0, p.T}, live{0, p.T} {
+  RowCursor(const FwdParams& p, int64_t b, int64_t t) : p(p), b(b), n(b), s{0, p.T}, live{0, p.T} {
     if (p.cu_seqlens.ptr) {
       seek(t);
     } else {
@@ -380,6 +390,10 @@ struct Rows1 {  // of one batch row, asked for in ascending t
     padding = n >= 0 && is_padding(p, n);
   }
 
+  void advance(int64_t t) {
+    if (p.cu_seqlens.ptr && t >= s.end && n + 1 < p.N) seek(t);
+  }
+
   // Rows just before t of t's own sequence, at most W-1.
   int64_t history(int64_t t) {
     const int64_t most = smaller(p.W - 1, t);
@@ -388,7 +402,7 @@ struct Rows1 {  // of one batch row, asked for in ascending t
       while (k < most && seq_id(p, b, t - k - 1) == seq_id(p, b, t)) ++k;
       return k;
     }
-    if (p.cu_seqlens.ptr && t >= s.end && n + 1 < p.N) seek(t);
+    advance(t);
     return t < s.end ? clamp(t - s.start, 0, most) : 0;
   }
 
@@ -402,7 +416,7 @@ struct Rows1 {  // of one batch row, asked for in ascending t
         if (seq_id(p, b, t) != id) return false;
       return true;
     }
-    if (p.cu_seqlens.ptr && from >= s.end && n + 1 < p.N) seek(from);
+    advance(from);
     return !padding && from >= s.start && to <= s.end;
   }
 
@@ -413,7 +427,7 @@ struct Rows1 {  // of one batch row, asked for in ascending t
                         live.start < live.end && id == seq_id(p, b, live.start);
       return {t == 0 || seq_id(p, b, t - 1) != id, id < 0 || padding, head};
     }
-    if (p.cu_seqlens.ptr && t >= s.end && n + 1 < p.N) seek(t);
+    advance(t);
     return {t == s.start, padding || t >= s.end, p.initial.ptr && t - s.start < p.W - 1};
   }
 };
@@ -424,7 +438,7 @@ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c, int n) {
   x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
   const int64_t t1 = smaller(t0 + kRows, p.T);
   Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, n);
-  Rows1 rows(p, b, t0);
+  RowCursor rows(p, b, t0);
   ConvolveGroup<x_t> group = nullptr;
   if constexpr (sizeof(x_t) <= 4)
     if (p.x.stride_d == 1 && p.y.stride_d == 1 && n % kLanes == 0)
@@ -719,8 +733,11 @@ void update_range(const UpdateParams& p, int64_t begin, int64_t end) {
   }
 }
 
+#include "bwd_body.h"
+
 }  // namespace
 
-extern const Level level = {SHORT_CONV_ISA_NAME, fwd_work, fwd_range, update_work, update_range};
+extern const Level level = {SHORT_CONV_ISA_NAME, fwd_work, fwd_range, update_work,  update_range,
+                            bwd_parts,           bwd_work, bwd_range, bwd_sum_work, bwd_sum_range};
 
 }  // namespace short_conv::cpu::SHORT_CONV_ISA
