@@ -89,7 +89,8 @@ class Binding:
             y = self._whole(module, hidden_states, cache, mask, named, call)
         else:
             y = self._run(module, hidden_states, cache, mask, named, call)
-        self._count(call.route or NOT_REACHED)
+        if call.route is None:
+            self._count(NOT_REACHED)
         return y
 
     def _run(self, module, hidden_states, cache, mask, rest: dict, call: Call) -> Tensor:
@@ -120,7 +121,7 @@ class Binding:
             return self._run(module, hidden_states, cache, mask, rest, alone)
 
         y = run_block(block, hidden_states, mask, segments, cache)
-        call.route = alone.route or call.named("prefill")  # of padding only
+        call.route = alone.route or "nothing but padding"
         return y
 
     def why_not(self, module: nn.Module, hidden_states: Tensor) -> str | None:
@@ -133,7 +134,7 @@ class Binding:
             hidden_states.device.type,
             hidden_states.dtype,
             conv.kernel_size[0],
-            torch.is_grad_enabled() and (hidden_states.requires_grad or conv.weight.requires_grad),
+            differentiates(hidden_states, *module.parameters()),
         )
 
     def _prefill(self, x, weight, bias=None, activation=None, **kwargs):
@@ -143,6 +144,7 @@ class Binding:
             if call.packed:
                 raise ValueError("packed rows must not meet a cache that records its past")
             how = "prefill with recorded past"
+        self._ran(how)
         if isinstance(x, Joined):
             y, start = [], 0
             for part in x.parts:
@@ -153,31 +155,34 @@ class Binding:
         else:
             y = self._convolve(x.transpose(1, 2), weight, bias, activation, slice(None))
             y = y.transpose(1, 2)
-        call.route = call.named(how)
         return y
 
     def _convolve(self, x, weight, bias, activation, channels: slice) -> Tensor:
         """x [B, T, D] through the taps and the state of its channels."""
         call, taps = self.call, self.kernel.layers.taps
+        weight, bias = weight[channels], None if bias is None else bias[channels]
         initial = None if call.initial is None else call.initial[:, channels]
         final = None if call.final is None else call.final[:, channels]
-        ragged = call.cu_seqlens is not None
-        if ragged and initial is not None:
-            initial = self._first_of(initial)
+        ragged, tracked = call.cu_seqlens is not None, differentiates(x, weight, bias, initial)
+        if initial is not None and (ragged or tracked):
+            # The backward needs the old state, over which the new one is about to be written.
+            initial = self._first_of(initial) if ragged else initial.clone()
+        apart = final is not None and (ragged or tracked)
         y = self.kernel.causal_conv1d(
             x,
-            taps(weight[channels], x),
-            None if bias is None else taps(bias[channels], x),
+            taps(weight, x),
+            taps(bias, x),
             activation=activation,
             initial_state=initial,
-            final_state_out=None if ragged else final,
+            final_state_out=None if apart else final,
             cu_seqlens=call.cu_seqlens,
             seq_idx=call.seq_idx,
-            return_final_state=ragged and final is not None,
+            return_final_state=apart,
+            state_len=final.shape[-1] if apart else None,
         )
-        if isinstance(y, tuple):
+        if apart:
             y, states = y
-            final.copy_(self._last_that_has_rows(states))
+            final.copy_(self._last_that_has_rows(states) if ragged else states)
         return y
 
     def _first_of(self, state: Tensor) -> Tensor:
@@ -195,12 +200,14 @@ class Binding:
     def _update(self, x, conv_state, weight, bias=None, activation=None):
         # One token: copying the projections together costs less than two more launches.
         x = x.tensor() if isinstance(x, Joined) else x
+        if differentiates(x, conv_state, weight, bias):
+            self.call.initial = self.call.final = conv_state
+            return self._prefill(x, weight, bias, activation)
+        self._ran("update")
         taps = self.kernel.layers.taps
-        y = self.kernel.causal_conv1d_update(
+        return self.kernel.causal_conv1d_update(
             x, conv_state, taps(weight, x), taps(bias, x), activation
         )
-        self.call.route = "kernel: update"
-        return y
 
     def _by_sequence(self, rule):
         def delta_rule(*tensors, cu_seqlens=None, seq_idx=None, initial_state=None, **kwargs):
@@ -214,6 +221,13 @@ class Binding:
             return run_rule(rule, tensors, gates, segments, initial_state, **kwargs)
 
         return delta_rule
+
+    def _ran(self, how: str) -> None:
+        """Counts a block call once, in front of its first launch: where checkpointing recomputes,
+        the launch is the last thing that happens."""
+        if self.call.route is None:
+            self.call.route = f"kernel: {'packed ' if self.call.packed else ''}{how}"
+            self._count(self.call.route)
 
     def _count(self, route: str) -> None:
         if not torch.compiler.is_compiling():
@@ -231,13 +245,20 @@ class Binding:
         return LayerReport(name, self.family.name, bound, dict(self.calls))
 
 
+def differentiates(*tensors: Tensor | None) -> bool:
+    """Whether gradients are to flow through any of them."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 @torch.compiler.assume_constant_result
 @functools.lru_cache
 def refusal(
     why_not: Callable, device: str, dtype: torch.dtype, W: int, gradients: bool
 ) -> str | None:
     """The kernel's own reason against calls of this kind, or None."""
-    with torch.enable_grad():
+    # Inside a checkpointed layer the probe's tensors must not count as the layer's.
+    own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with torch.enable_grad(), own:
         x = torch.zeros(1, 1, 1, dtype=dtype, device=device, requires_grad=gradients)
         return why_not("causal_conv1d", x, torch.ones(1, W, dtype=dtype, device=device))
 

@@ -19,9 +19,6 @@ class Call:
     recording: bool = False
     route: str | None = None  # which kernel the convolution ran, once it has
 
-    def named(self, how: str) -> str:
-        return f"kernel: {'packed ' if self.packed else ''}{how}"
-
 
 class CacheView:
     """A model's cache, except that a block's new inputs are not copied into or behind its state:
