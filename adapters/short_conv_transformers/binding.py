@@ -42,19 +42,37 @@ NOT_REACHED = "declined: the block returned before its convolution"
 
 
 class Binding:
-    def __init__(self, family: Family, kernel: types.ModuleType, original, strict: bool, told: set):
+    """Runs one block's forward.
+
+    Args:
+        original: the class's forward, unbound.
+        strict: raise at a call that would not run the kernel.
+        told: routes that the log has, shared by the blocks of one patch.
+        entry: the function that stands as the block's forward, where patch did not put it there.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        kernel: types.ModuleType,
+        original: Callable,
+        strict: bool = False,
+        told: set | None = None,
+        entry: Callable | None = None,
+    ):
         self.family = family
         self.kernel = kernel
-        self.original = original  # the class's forward, unbound
+        self.original = original
         self.strict = strict
-        self.told = told  # routes that the log has, shared by the blocks of one patch
+        self.told = set() if told is None else told
+        self.entry = bound(original) if entry is None else entry
         self.calls: Counter[str] = Counter()
         self.carried: dict[str, Tensor] = {}  # packing that the layer around the block was given
         self.call: Call | None = None
         self.run = self._rebuilt()
 
     def __deepcopy__(self, memo) -> Binding:
-        return Binding(self.family, self.kernel, self.original, self.strict, self.told)
+        return Binding(self.family, self.kernel, self.original, self.strict, self.told, self.entry)
 
     def _rebuilt(self):
         raw = inspect.unwrap(self.original)
@@ -239,10 +257,11 @@ class Binding:
             raise RuntimeError(f"strict: {self.family.block} did not run the kernel, {route}")
 
     def report(self, name: str, module: nn.Module) -> LayerReport:
-        bound = self.kernel.__name__
-        if not any(is_ours(module.__dict__.get(attribute)) for attribute in (HOOKED, PLAIN)):
-            bound = "declined: displaced, the forward was replaced after patching"
-        return LayerReport(name, self.family.name, bound, dict(self.calls))
+        stands = [getattr(module.__dict__.get(a), "__func__", None) for a in (HOOKED, PLAIN)]
+        to = self.kernel.__name__
+        if self.entry not in stands:
+            to = "declined: displaced, the forward was replaced after patching"
+        return LayerReport(name, self.family.name, to, dict(self.calls))
 
 
 def differentiates(*tensors: Tensor | None) -> bool:
@@ -251,11 +270,15 @@ def differentiates(*tensors: Tensor | None) -> bool:
 
 
 @torch.compiler.assume_constant_result
-@functools.lru_cache
 def refusal(
     why_not: Callable, device: str, dtype: torch.dtype, W: int, gradients: bool
 ) -> str | None:
     """The kernel's own reason against calls of this kind, or None."""
+    return asked(why_not, device, dtype, W, gradients)
+
+
+@functools.lru_cache
+def asked(why_not: Callable, device: str, dtype: torch.dtype, W: int, gradients: bool):
     # Inside a checkpointed layer the probe's tensors must not count as the layer's.
     own = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
     with torch.enable_grad(), own:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import sys
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers.models.qwen3_5")
 sys.path.insert(0, str(Path(__file__).parent))
-from models import conv_states, packed, prompt, tiny  # noqa: E402
+from models import CONFIGS, conv_states, packed, prompt, tiny  # noqa: E402
 from short_conv_transformers import patch, report, unpatch  # noqa: E402
+from short_conv_transformers.families import FAMILIES  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 # fp32 models of this size: what reordered sums of 64 to 100 terms leave of logits around 4.
@@ -158,6 +160,21 @@ def test_parametrized_weight_is_honoured(qwen, kernel, device):
     expected = qwen(ids).logits
     with patch(qwen, kernel, strict=True):
         close(qwen(ids).logits, expected)
+
+
+def test_the_table_knows_every_file_with_the_two_functions():
+    """A new family in transformers fails here, and the error says which."""
+    import transformers
+
+    models = Path(transformers.__file__).parent / "models"
+    functions = re.compile(r"^def causal_conv1d_(fn|update)\(", re.MULTILINE)
+    found = {
+        file.parent.name
+        for file in models.glob("*/modeling_*.py")
+        if len(set(functions.findall(file.read_text()))) == 2
+    }
+    assert found == {family.name for family in FAMILIES}
+    assert found == set(CONFIGS)
 
 
 def test_unknown_model_is_refused(kernel):
@@ -337,19 +354,37 @@ def test_a_packed_row_leaves_its_last_sequence_in_the_cache(family, kernel, devi
             close(block(x[:, :1], **step[0]), block(x[:, :1], **step[1]))
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "lfm2", "mamba2"])
-def test_compiled_model_runs_the_kernel(family, kernel, device):
-    model, ids = tiny(family, device), prompt(1, 8, device)
-    expected = model(ids, use_cache=False).logits
-    patch(model, kernel, strict=True)
+def compiled(run, **kw):
+    """A compiled function and the graphs that it runs."""
     torch._dynamo.reset()
     graphs = []
 
     def record(gm, inputs):
-        graphs.append(str(gm.graph))
+        graphs.append(gm.print_readable(print_output=False))
         return gm
 
-    run = torch.compile(model, backend=record)
+    return torch.compile(run, backend=record, **kw), graphs
+
+
+def test_compiled_model_runs_the_kernel(qwen, kernel, device):
+    ids = prompt(1, 8, device)
+    expected = qwen(ids, use_cache=False).logits
+    patch(qwen, kernel, strict=True)
+    run, graphs = compiled(qwen)
     close(run(ids, use_cache=False).logits, expected)
     assert any("short_conv" in graph for graph in graphs)
-    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "lfm2", "inkling", "mamba2"])
+def test_a_compiled_block_is_one_graph(family, kernel, device, gradients):
+    model = tiny(family, device)
+    patch(model, kernel, strict=True)
+    kind = {row.name: row.block for row in FAMILIES}[family]
+    block = next(m for m in model.modules() if type(m).__name__ == kind)
+    channels = block.conv1d.in_channels if family == "inkling" else 64
+    x = torch.randn(2, 6, channels, device=device)
+    run, graphs = compiled(block, fullgraph=True)
+    with torch.set_grad_enabled(gradients):
+        close(run(x), block(x))
+    assert len(graphs) == 1 and "short_conv" in graphs[0]

@@ -13,7 +13,7 @@ pytest.importorskip("transformers", minversion="5.22")
 sys.path.insert(0, str(Path(__file__).parent))
 from models import CONFIGS, PACKED, packed, prompt, tiny  # noqa: E402
 from short_conv_transformers import patch, report  # noqa: E402
-from short_conv_transformers.binding import refusal  # noqa: E402
+from short_conv_transformers.binding import asked  # noqa: E402
 
 # Relative to a gradient's norm: fp32 sums of some hundred terms in another order, through four
 # layers.
@@ -93,7 +93,7 @@ def test_gradient_checkpointing(family, kernel, device, reentrant):
     ids = prompt(2, 12, device)
     expected = gradients(model, loss_of(ids, use_cache=False))
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    refusal.cache_clear()  # a first call inside a checkpointed layer saves no more than a second
+    asked.cache_clear()  # a first call inside a checkpointed layer saves no more than a second
     with patch(model, kernel, strict=True) as handle:
         same(gradients(model, loss_of(ids, use_cache=False)), expected)
         # Each forward ran again for its backward, those inside two checkpointed layers twice.
