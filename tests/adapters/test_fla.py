@@ -73,9 +73,16 @@ class StandIn:
                 cache = x.new_zeros(len(x), *self.weight.shape[::2]) if cache is None else cache
                 return ops.causal_conv1d_update(x=x, cache=cache, weight=weight, bias=self.bias,
                                                 activation=self.activation)  # fmt: skip
-            return ops.causal_conv1d(x=x, weight=weight, bias=self.bias, initial_state=cache,
-                                     output_final_state=output_final_state,
-                                     activation=self.activation, cu_seqlens=cu_seqlens, **kwargs)  # fmt: skip
+            return ops.causal_conv1d(
+                x=x,
+                weight=weight,
+                bias=self.bias,
+                initial_state=cache,
+                output_final_state=output_final_state,
+                activation=self.activation,
+                cu_seqlens=cu_seqlens,
+                **kwargs,
+            )
 
 
 def stand_in():
