@@ -92,18 +92,23 @@ class Binding:
         return force_accelerate_hooks([self.family.conv, *self.family.hooked])(rebuilt)
 
     def __call__(self, module: nn.Module, hidden_states: Tensor, *args, **kwargs):
-        reason = self.why_not(module, hidden_states)
-        if reason is not None:
-            self._count(f"declined: {reason}")
-            return self.original(module, hidden_states, *args, **kwargs)
         named = dict(zip((self.family.cache, self.family.mask), args, strict=False)) | kwargs
         cache, mask = named.pop(self.family.cache, None), named.pop(self.family.mask, None)
         cu_seqlens, seq_idx = self.kernel.layers.packing(self.carried | named)
-        B, T = hidden_states.shape[:2]
+        packed = cu_seqlens is not None or seq_idx is not None
+        if reason := self.why_not(module, hidden_states):
+            self._count(f"declined: {reason}")
+            if packed:
+                raise ValueError(
+                    f"packed rows must not run {self.family.block}'s own forward, which may mix "
+                    f"them, and the kernel declined: {reason}"
+                )
+            return self.original(module, hidden_states, cache, mask, **named)
+        B = hidden_states.shape[0]
         if cu_seqlens is not None and B != 1:
             raise ValueError(f"cu_seq_lens_q must come with one packed row, got a batch of {B}")
-        call = Call(cu_seqlens, seq_idx, packed=cu_seqlens is not None or seq_idx is not None)
-        if call.packed and self.family.whole:
+        call = Call(cu_seqlens, seq_idx, packed)
+        if packed and self.family.whole:
             y = self._whole(module, hidden_states, cache, mask, named, call)
         else:
             y = self._run(module, hidden_states, cache, mask, named, call)
@@ -152,7 +157,7 @@ class Binding:
             hidden_states.device.type,
             hidden_states.dtype,
             conv.kernel_size[0],
-            differentiates(hidden_states, *module.parameters()),
+            torch.is_grad_enabled() and differentiates(hidden_states, *module.parameters()),
         )
 
     def _prefill(self, x, weight, bias=None, activation=None, **kwargs):

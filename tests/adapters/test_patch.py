@@ -138,6 +138,22 @@ def test_hooks_on_the_convolution_decline_at_the_call(qwen, kernel, device):
     remove.remove()
 
 
+@pytest.mark.parametrize("family", ["lfm2", "inkling"])
+def test_a_declined_block_refuses_packed_rows(family, kernel, device):
+    """Its own forward would mix them."""
+    model = tiny(family, device)
+    cu, seq_idx, _ = packed([5, 3], device)
+    block = next(m for m in model.modules() if hasattr(m, "conv_kernel_size"))
+    conv = block.conv if family == "lfm2" else block.conv1d
+    conv.register_forward_hook(lambda *a: None)
+    ids = prompt(1, 8, device)
+    with patch(model, kernel):
+        model(ids, use_cache=False)
+        for packing in ({"cu_seq_lens_q": cu}, {"seq_idx": seq_idx}):
+            with pytest.raises(ValueError, match="packed rows must not .* has forward hooks"):
+                model(ids, use_cache=False, **packing)
+
+
 def test_displaced_forward_is_reported_and_left(qwen, kernel):
     patch(qwen, kernel)
     block = next(m for m in qwen.modules() if hasattr(m, "conv1d"))
