@@ -106,10 +106,10 @@ def unpatch(model: nn.Module) -> None:
         for attribute in (PLAIN, HOOKED):
             if not is_ours(module.__dict__.get(attribute)):
                 continue
-            if attribute == HOOKED:
-                module.__dict__[HOOKED] = types.MethodType(type(module).forward, module)
+            if attribute == HOOKED or module.__dict__[ATTRIBUTE].kept:
+                module.__dict__[attribute] = types.MethodType(type(module).forward, module)
             else:
-                del module.__dict__[PLAIN]
+                del module.__dict__[attribute]
         del module.__dict__[ATTRIBUTE]
 
 
@@ -124,6 +124,7 @@ def is_patched(module: nn.Module) -> bool:
 def bind(module: nn.Module, binding: Binding | Carrier) -> None:
     module.__dict__[ATTRIBUTE] = binding
     attribute = HOOKED if HOOKED in module.__dict__ else PLAIN
+    binding.kept = attribute in module.__dict__
     module.__dict__[attribute] = types.MethodType(bound(type(module).forward), module)
 
 
@@ -151,8 +152,10 @@ def why_not(module: nn.Module, family: Family) -> str | None:
 
 
 def taken(module: nn.Module) -> str | None:
-    """Whose forward stands in the module's own, or None."""
+    """Whose forward stands in the module's own, or None. kernelize leaves the class's own there
+    where it found no kernel."""
     replaced = module.__dict__.get(PLAIN)
-    if replaced is None or HOOKED in module.__dict__:
+    own = getattr(replaced, "__func__", None) is type(module).forward
+    if replaced is None or own or HOOKED in module.__dict__:
         return None
     return f"forward was already replaced by {getattr(replaced, '__qualname__', replaced)}"

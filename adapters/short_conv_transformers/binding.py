@@ -68,11 +68,14 @@ class Binding:
         self.entry = bound(original) if entry is None else entry
         self.calls: Counter[str] = Counter()
         self.carried: dict[str, Tensor] = {}  # packing that the layer around the block was given
+        self.kept = False  # whether the class's own forward stood in the instance already
         self.call: Call | None = None
         self.run = self._rebuilt()
 
     def __deepcopy__(self, memo) -> Binding:
-        return Binding(self.family, self.kernel, self.original, self.strict, self.told, self.entry)
+        twin = Binding(self.family, self.kernel, self.original, self.strict, self.told, self.entry)
+        twin.kept = self.kept
+        return twin
 
     def _rebuilt(self):
         raw = inspect.unwrap(self.original)
@@ -304,6 +307,8 @@ class Declined:
 
 class Carrier:
     """A module that is told about packing and does not tell the bound blocks inside it."""
+
+    kept = False
 
     def __call__(self, module: nn.Module, *args, **kwargs):
         given = {name: kwargs[name] for name in PACKING if kwargs.get(name) is not None}

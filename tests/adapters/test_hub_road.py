@@ -110,6 +110,26 @@ with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
     assert report(loaded).calls["kernel: prefill"] == 6 and report(loaded).proven
 """
 
+BOTH = """
+from short_conv_transformers import patch, unpatch
+model, ids = tiny("qwen3_5", device), prompt(2, 9, device)
+with torch.no_grad():
+    expected = model(ids).logits
+    model.use_kernels = True  # no kernel for it: every block's own forward, put into the instance
+    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    patch(model, kernel, strict=True)
+    assert (model(ids).logits - expected).abs().max() <= 1e-4
+    assert report(model).proven
+    model.train().eval()  # kernelizes again, over the patch
+    assert torch.equal(model(ids).logits, expected)
+    assert report(model).bound_layers == 0 and "displaced" in str(report(model))
+    unpatch(model)
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+    patch(model, kernel, strict=True)
+    unpatch(model)
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+"""
+
 KERNEL_CONFIG = """
 from transformers import KernelConfig
 model = tiny("lfm2", device)
@@ -146,6 +166,13 @@ def test_use_kernels_with_a_registered_mapping(kernel, device):
     if device.type == "cuda":
         pytest.skip("transformers registers its own cuda mapping over it")
     run(USE_KERNELS, kernel, device)
+
+
+def test_patch_beside_use_kernels(kernel, device):
+    """Patch after it; what switches kernels again displaces the patch, and the report says so."""
+    if device.type == "cuda":
+        pytest.skip("use_kernels asks the hub on a GPU")
+    run(BOTH, kernel, device)
 
 
 def test_kernel_config_does_not_know_the_cpu(kernel, device):
