@@ -163,6 +163,39 @@ def test_displaced_forward_is_reported_and_left(qwen, kernel):
     assert block.forward is theirs
 
 
+@pytest.mark.parametrize("W", [1, 2, 5, 7, 8])
+def test_every_width_with_a_bias(kernel, device, W):
+    model, ids = tiny("lfm2", device, conv_L_cache=W, conv_bias=True), prompt(2, 9, device)
+    expected = model(ids).logits
+    tokens = model.generate(ids, max_new_tokens=8, do_sample=False)
+    with patch(model, kernel, strict=True) as handle:
+        close(model(ids).logits, expected)
+        assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), tokens)
+        assert handle.report().proven
+
+
+def test_a_wider_convolution_declines(kernel, device):
+    model, ids = tiny("lfm2", device, conv_L_cache=9), prompt(2, 12, device)
+    expected = model(ids).logits
+    handle = patch(model, kernel)
+    assert torch.equal(model(ids).logits, expected)
+    assert "width 1 to 8" in handle.report().layers[0].bound
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "lfm2", "inkling", "mamba2"])
+def test_autocast(family, kernel, device):
+    """fp32 weights under autocast: bf16 activations meet fp32 taps."""
+    model, ids = tiny(family, device), prompt(4, 16, device)
+    exact = model(ids).logits
+    with torch.autocast(device.type, torch.bfloat16):
+        theirs = (model(ids).logits.float() - exact).abs().mean()
+        with patch(model, kernel, strict=True) as handle:
+            ours = (model(ids).logits.float() - exact).abs().mean()
+            model.generate(ids[:1, :5], max_new_tokens=3, do_sample=False)
+            assert handle.report().proven
+    assert 0 < ours <= 1.2 * theirs
+
+
 def test_parametrized_weight_is_honoured(qwen, kernel, device):
     from torch.nn.utils import parametrize
 
