@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .joined import Joined
+
 
 @dataclass
 class Call:
@@ -36,6 +38,8 @@ class CacheView:
         if self._cache.is_recording_past(layer_idx):
             # Assisted decoding keeps every input for a later crop: the cache's own business.
             self._call.recording = True
+            if isinstance(conv_states, Joined):
+                conv_states = conv_states.tensor()
             return self._cache.update_conv_state(
                 conv_states, layer_idx, state_idx, conv_kernel_size=conv_kernel_size, **kw
             )

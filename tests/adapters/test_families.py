@@ -250,6 +250,28 @@ def test_assisted_decoding(family, model, kernel, device):
         assert "kernel: prefill with recorded past" in handle.report().calls
 
 
+def test_a_cache_that_records_its_past(family, model, kernel, device):
+    """What assisted decoding asks of a cache, also of families that transformers refuses it to."""
+    x = torch.randn(2, 8, 64, device=device)
+    block = blocks(model, family)[0]
+    if family == "inkling":
+        block = next(m for m in blocks(model, family) if m.conv1d.in_channels == 64)
+
+    def run():
+        cache = transformers.DynamicCache(config=model.config.get_text_config())
+        cache.activate_past_recording()
+        parts = [block(x[:, a:b], **{BY_NAME[family].cache: cache}) for a, b in ((0, 5), (5, 8))]
+        return torch.cat(parts, 1), conv_states(cache)
+
+    expected, theirs = run()
+    with patch(model, kernel, strict=True):
+        got, ours = run()
+        assert report(model).calls == {"kernel: prefill with recorded past": 2}
+    close(got, expected)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(family, kernel, device, dtype):
     """A block is as far from its fp32 twin as without the kernels: the fused SiLU rounds once
