@@ -150,6 +150,34 @@ def test_layer_honours_every_packing_keyword(kernel, device):
         fn(kernel)(x, w, cu_seqlens=cu, cu_seq_lens_q=cu + 1)
 
 
+@pytest.mark.parametrize("name", ["cu_seqlens", "cu_seq_lens_q", "seq_idx"])
+def test_layer_refuses_packing_that_is_no_tensor(kernel, device, name):
+    """Ignored, a list of offsets would mix the sequences without a word."""
+    x, w = torch.randn(1, 24, 9, device=device), torch.randn(24, 4, device=device)
+    with pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
+        fn(kernel)(x, w, **{name: [0, 4, 9]})
+
+
+def test_layer_ignores_what_the_loss_and_attention_need(kernel, device):
+    """A trainer hands its scalar count of tokens down to every layer."""
+    x, w = torch.randn(1, 24, 9, device=device), torch.randn(24, 4, device=device)
+    others = {"num_items_in_batch": torch.tensor(9), "position_ids": torch.arange(9)[None]}
+    assert torch.equal(fn(kernel)(x, w, **others, use_cache=False), kernel.causal_conv1d_fn(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layer_takes_half_precision_taps_beside_fp32(kernel, device, dtype):
+    """A block that computes in fp32 keeps its weights in the model's dtype."""
+    x, w = torch.randn(2, 24, 9, device=device), torch.randn(24, 4, device=device).to(dtype)
+    b = torch.randn(24, device=device).to(dtype)
+    expected = kernel.causal_conv1d_fn(x, w.float(), b.float(), activation="silu")
+    assert torch.equal(fn(kernel)(x, w, b, activation="silu"), expected)
+    state = torch.zeros(2, 24, 4, device=device)
+    update = kernel.layers.causal_conv1d_update.forward
+    y = update(Bound(), x[..., :1], state, w, b, "silu")
+    assert torch.equal(y, expected[..., :1])
+
+
 def test_layer_has_gradients(kernel, device):
     x = torch.randn(1, 24, 9, device=device, requires_grad=True)
     w = torch.randn(24, 4, device=device, requires_grad=True)

@@ -10,15 +10,13 @@ from pathlib import Path
 
 from torch import nn
 
-from .binding import Binding, Declined, forward, is_ours
-from .families import BY_BLOCK, FAMILIES
+from .binding import HOOKED, PLAIN, Binding, Carrier, Declined, bound, is_ours
+from .families import BY_BLOCK, CARRIERS, FAMILIES
 from .loader import load_kernel
 from .report import ATTRIBUTE, ModelReport, report
 from .spec import Family
 
 logger = logging.getLogger("short_conv_transformers")
-# accelerate's hooks keep the forward that they wrap here.
-HOOKED, PLAIN = "_old_forward", "forward"
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def patch(
     blocks = [
         (name, module, family)
         for name, module in model.named_modules()
-        if (family := BY_BLOCK.get((type(module).__module__, type(module).__name__)))
+        if (family := BY_BLOCK.get(key(module)))
     ]
     if not blocks:
         known = ", ".join(sorted(f.name for f in FAMILIES))
@@ -73,16 +71,28 @@ def patch(
         )
     plan = [(name, m, f, why_not(m, f)) for name, m, f in blocks if not is_patched(m)]
     refused = [f"{name}: {reason}" for name, _, _, reason in plan if reason]
+    carriers = [
+        (name, module, taken(module))
+        for name, module in model.named_modules()
+        if key(module) in CARRIERS and ATTRIBUTE not in module.__dict__
+    ]
+    refused += [
+        f"{name}: {reason}, so packing stops here" for name, _, reason in carriers if reason
+    ]
     if strict and refused:
         raise ValueError("strict: cannot bind\n  " + "\n  ".join(refused))
     module_kernel = load_kernel(kernel)
+    told: set = set()
     for _, module, family, reason in plan:
         if reason:
             module.__dict__[ATTRIBUTE] = Declined(family, reason)
         else:
-            bind(module, Binding(family, module_kernel, type(module).forward, strict))
-    bound = sum(is_patched(m) for _, m, _ in blocks)
-    logger.info("%d/%d short-conv layers run %s", bound, len(blocks), module_kernel.__name__)
+            bind(module, Binding(family, module_kernel, type(module).forward, strict, told))
+    for _, module, reason in carriers:
+        if not reason:
+            bind(module, Carrier())
+    count = sum(is_patched(m) for _, m, _ in blocks)
+    logger.info("%d/%d short-conv layers run %s", count, len(blocks), module_kernel.__name__)
     for line in refused:
         logger.warning("short-conv declined %s", line)
     return Handle(model)
@@ -96,21 +106,26 @@ def unpatch(model: nn.Module) -> None:
         for attribute in (PLAIN, HOOKED):
             if not is_ours(module.__dict__.get(attribute)):
                 continue
-            if attribute == HOOKED:
-                module.__dict__[HOOKED] = types.MethodType(type(module).forward, module)
+            if attribute == HOOKED or module.__dict__[ATTRIBUTE].kept:
+                module.__dict__[attribute] = types.MethodType(type(module).forward, module)
             else:
-                del module.__dict__[PLAIN]
+                del module.__dict__[attribute]
         del module.__dict__[ATTRIBUTE]
+
+
+def key(module: nn.Module) -> tuple[str, str]:
+    return type(module).__module__, type(module).__name__
 
 
 def is_patched(module: nn.Module) -> bool:
     return isinstance(module.__dict__.get(ATTRIBUTE), Binding)
 
 
-def bind(module: nn.Module, binding: Binding) -> None:
+def bind(module: nn.Module, binding: Binding | Carrier) -> None:
     module.__dict__[ATTRIBUTE] = binding
     attribute = HOOKED if HOOKED in module.__dict__ else PLAIN
-    module.__dict__[attribute] = types.MethodType(forward, module)
+    binding.kept = attribute in module.__dict__
+    module.__dict__[attribute] = types.MethodType(bound(type(module).forward), module)
 
 
 def why_not(module: nn.Module, family: Family) -> str | None:
@@ -120,12 +135,13 @@ def why_not(module: nn.Module, family: Family) -> str | None:
     parameters = tuple(inspect.signature(raw).parameters)
     if raw.__qualname__ != f"{family.block}.forward" or parameters != family.parameters:
         return f"forward is {raw.__qualname__}{parameters}, not the one of this transformers"
-    missing = {family.fn, family.update, "update_conv_state"} - set(raw.__code__.co_names)
+    missing = {"causal_conv1d_fn", "causal_conv1d_update", "update_conv_state"} - set(
+        raw.__code__.co_names
+    )
     if missing:
         return f"forward does not call {sorted(missing)}"
-    replaced = module.__dict__.get(PLAIN)
-    if replaced is not None and HOOKED not in module.__dict__:
-        return f"forward was already replaced by {getattr(replaced, '__qualname__', replaced)}"
+    if reason := taken(module):
+        return reason
     conv = getattr(module, family.conv)
     if not isinstance(conv, nn.Conv1d):
         return f"{family.conv} is wrapped as {type(conv).__qualname__}, whose call would be skipped"
@@ -133,3 +149,13 @@ def why_not(module: nn.Module, family: Family) -> str | None:
     if conv.groups != conv.in_channels or conv.dilation != (1,) or not 1 <= W <= 8:
         return f"{family.conv} is not a depthwise convolution of width 1 to 8: {conv}"
     return None
+
+
+def taken(module: nn.Module) -> str | None:
+    """Whose forward stands in the module's own, or None. kernelize leaves the class's own there
+    where it found no kernel."""
+    replaced = module.__dict__.get(PLAIN)
+    own = getattr(replaced, "__func__", None) is type(module).forward
+    if replaced is None or own or HOOKED in module.__dict__:
+        return None
+    return f"forward was already replaced by {getattr(replaced, '__qualname__', replaced)}"

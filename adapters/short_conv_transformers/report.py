@@ -39,6 +39,14 @@ class ModelReport:
         return dict(total)
 
     @property
+    def proven(self) -> bool:
+        """Every layer is bound, was called, and ran the kernel at each of its calls."""
+        return all(
+            layer.kernel_calls and layer.kernel_calls == sum(layer.calls.values())
+            for layer in self.layers
+        ) and self.bound_layers == len(self.layers)
+
+    @property
     def bound_layers(self) -> int:
         return sum(not layer.bound.startswith("declined: ") for layer in self.layers)
 
@@ -61,9 +69,9 @@ def report(model: nn.Module) -> ModelReport:
         ValueError: the model was never patched.
     """
     layers = tuple(
-        module.__dict__[ATTRIBUTE].report(name, module)
+        bound.report(name, module)
         for name, module in model.named_modules()
-        if ATTRIBUTE in module.__dict__
+        if hasattr(bound := module.__dict__.get(ATTRIBUTE), "report")
     )
     if not layers:
         raise ValueError(f"model must have been patched, got an unpatched {type(model).__name__}")

@@ -11,35 +11,45 @@ class Family:
 
     Attributes:
         name: transformers' model type.
-        modeling: module that defines the block.
         block: class name of the block.
-        parameters: the block forward's signature, checked before anything is replaced.
+        cache, mask: the block's names for its cache and its padding mask; with the first and the
+            last parameter they are the signature that is checked before anything is replaced.
         conv: attribute of the block that holds the depthwise nn.Conv1d.
-        fn, update: names of the prefill and decode functions in the modeling module.
-        chunk_rules: delta-rule functions that must run segment by segment on packed rows.
+        hooked: further children whose weights the block reads without calling them.
+        rules: functions behind the convolution that mix tokens and must run one sequence at a time
+            on packed rows. Without any, `whole` decides.
+        whole: on packed rows the whole block runs one sequence at a time, since what follows the
+            convolution mixes tokens and has no common shape.
+        joined: the block concatenates its projections in front of the convolution and splits them
+            behind it.
+        carriers: classes of the modules around the block that are told about packing and do not
+            tell the block.
     """
 
     name: str
-    modeling: str
     block: str
-    parameters: tuple[str, ...] = (
-        "self",
-        "hidden_states",
-        "cache_params",
-        "attention_mask",
-        "kwargs",
-    )
+    cache: str = "cache_params"
+    mask: str = "attention_mask"
     conv: str = "conv1d"
-    fn: str = "causal_conv1d_fn"
-    update: str = "causal_conv1d_update"
-    chunk_rules: tuple[str, ...] = ("torch_chunk_gated_delta_rule",)
+    hooked: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    whole: bool = False
+    joined: bool = False
+    carriers: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if not self.modeling.startswith("transformers.models."):
-            raise ValueError(
-                f"modeling must be a transformers.models module, got {self.modeling!r}"
-            )
+        if self.rules and self.whole:
+            raise ValueError(f"rules must be empty when whole is set, got {self.rules}")
+
+    @property
+    def modeling(self) -> str:
+        """The module that defines the block."""
+        return f"transformers.models.{self.name}.modeling_{self.name}"
 
     @property
     def key(self) -> tuple[str, str]:
         return self.modeling, self.block
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return "self", "hidden_states", self.cache, self.mask, "kwargs"

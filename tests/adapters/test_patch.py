@@ -1,8 +1,10 @@
-"""Patched models equal unpatched ones, the route is the kernel's, and undo is exact."""
+"""What patch touches and leaves, what it declines and refuses, and what its report proves."""
 
 from __future__ import annotations
 
 import copy
+import logging
+import re
 import sys
 from pathlib import Path
 
@@ -12,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers.models.qwen3_5")
 sys.path.insert(0, str(Path(__file__).parent))
-from models import FAMILIES, conv_states, prompt, tiny  # noqa: E402
+from models import CONFIGS, conv_states, packed, prompt, tiny  # noqa: E402
 from short_conv_transformers import patch, report, unpatch  # noqa: E402
+from short_conv_transformers.families import FAMILIES  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 # fp32 models of this size: what reordered sums of 64 to 100 terms leave of logits around 4.
@@ -26,11 +29,6 @@ def no_grad():
         yield
 
 
-@pytest.fixture(params=FAMILIES)
-def model(request, device):
-    return tiny(request.param, device)
-
-
 @pytest.fixture
 def qwen(device):
     return tiny("qwen3_5", device)
@@ -40,103 +38,8 @@ def close(a, b):
     assert (a - b).abs().max() <= BOUND, (a - b).abs().max()
 
 
-def generate(model, ids, n=8, **kw):
-    return model.generate(ids, max_new_tokens=n, do_sample=False, **kw)
-
-
-def test_generate_equals_and_every_call_is_counted(model, kernel, device):
-    ids = prompt(2, 9, device)
-    expected = generate(model, ids)
-    handle = patch(model, kernel, strict=True)
-    assert torch.equal(generate(model, ids), expected)
-    assert handle.report().calls == {"kernel: prefill": 3, "kernel: update": 21}
-    assert report(model).bound_layers == len(report(model).layers) == 3
-    assert "3/3 layers bound" in str(report(model))
-
-
-SPLITS = [(9,), (2,), (1, 1, 1), (7, 4), (2, 9), (1, 10), (5, 1, 2, 1)]
-
-
-@pytest.mark.parametrize("lengths", SPLITS)
-def test_logits_and_cache_in_any_split(qwen, kernel, device, lengths):
-    ids = prompt(2, sum(lengths), device)
-
-    def run():
-        cache, logits, t = None, [], 0
-        for n in lengths:
-            out = qwen(ids[:, t : t + n], past_key_values=cache, use_cache=True)
-            cache, t = out.past_key_values, t + n
-            logits.append(out.logits)
-        return torch.cat(logits, 1), cache
-
-    expected, their_cache = run()
-    whole = qwen(ids).logits
-    with patch(qwen, kernel, strict=True):
-        got, our_cache = run()
-    close(got, expected)
-    close(got, whole)
-    for ours, theirs in zip(conv_states(our_cache), conv_states(their_cache), strict=True):
-        assert ours.shape == theirs.shape
-        close(ours, theirs)
-    # The first block's inputs are the same bits in both runs, so its state must be too.
-    assert torch.equal(conv_states(our_cache)[0], conv_states(their_cache)[0])
-
-
-def test_left_padded_batch(model, kernel, device):
-    ids = prompt(2, 10, device)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    ids[0, :4] = 0
-    expected = generate(model, ids, attention_mask=mask)
-    logits = model(ids, attention_mask=mask).logits
-    with patch(model, kernel, strict=True):
-        assert torch.equal(generate(model, ids, attention_mask=mask), expected)
-        close(model(ids, attention_mask=mask).logits, logits)
-
-
-def packed(lengths, device):
-    cu = torch.tensor([0, *lengths], device=device).cumsum(0).int()
-    ids = torch.repeat_interleave(
-        torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
-    )
-    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
-    return cu, ids.int()[None], positions[None]
-
-
-@pytest.mark.parametrize("packing", ["cu_seq_lens", "seq_idx", "both"])
-def test_packed_rows_equal_separate_runs(model, kernel, device, packing):
-    lengths = [5, 1, 7, 3]
-    tokens = prompt(1, sum(lengths), device)
-    cu, seq_idx, positions = packed(lengths, device)
-    kw = {"position_ids": positions, "use_cache": False}
-    if packing != "seq_idx":
-        kw |= {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 7, "max_length_k": 7}
-    if packing != "cu_seq_lens":
-        kw["seq_idx"] = seq_idx
-    alone = torch.cat(
-        [model(tokens[:, a:b]).logits for a, b in zip(cu.tolist(), cu[1:].tolist(), strict=False)],
-        1,
-    )
-    with pytest.raises(ValueError):  # transformers itself refuses
-        model(tokens, **kw)
-    with patch(model, kernel, strict=True) as handle:
-        got = model(tokens, **kw).logits
-        close(got, alone)
-        assert handle.report().calls == {"kernel: packed prefill": 3}
-        changed = tokens.clone()
-        changed[:, :5] = prompt(1, 5, device, seed=9)
-        after = model(changed, **kw).logits
-    assert torch.equal(after[:, 5:], got[:, 5:])
-    assert not torch.equal(after[:, :5], got[:, :5])
-
-
-def test_contradicting_packing_raises_on_request(qwen, kernel, device):
-    tokens = prompt(1, 8, device)
-    cu, _, positions = packed([5, 3], device)
-    _, seq_idx, _ = packed([4, 4], device)
-    with patch(qwen, kernel), kernel.checking(), pytest.raises(ValueError, match="disagree"):
-        qwen(tokens, position_ids=positions, cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=5,
-             max_length_k=5, seq_idx=seq_idx, use_cache=False)  # fmt: skip
+def snapshot(model):
+    return {name: dict(vars(m)) for name, m in model.named_modules()}
 
 
 class Ops(TorchDispatchMode):
@@ -175,22 +78,6 @@ def test_state_is_read_and_written_in_place_without_copies(qwen, kernel, device)
     assert pointers == [s.data_ptr() for s in conv_states(cache)]
 
 
-def test_gradients_decline_with_a_reason(qwen, kernel, device):
-    ids = prompt(1, 6, device)
-    with torch.enable_grad():
-        expected = qwen(ids).logits
-        handle = patch(qwen, kernel)
-        qwen.train()
-        got = qwen(ids).logits
-    assert torch.equal(got, expected)
-    (route,) = handle.report().calls
-    assert route.startswith("declined: gradients are enabled")
-    unpatch(qwen)
-    patch(qwen, kernel, strict=True)
-    with torch.enable_grad(), pytest.raises(RuntimeError, match="strict: .* gradients are enabled"):
-        qwen(ids)
-
-
 def test_two_models_of_one_family_are_independent(device, kernel):
     a, b = tiny("qwen3_5", device), tiny("qwen3_5", device, seed=5)
     ids = prompt(1, 6, device)
@@ -205,21 +92,6 @@ def test_two_models_of_one_family_are_independent(device, kernel):
     b(ids)
     assert report(a).calls == {"kernel: prefill": 3}
     assert report(b).calls == {"kernel: prefill": 6}
-
-
-def snapshot(model):
-    return {name: dict(vars(m)) for name, m in model.named_modules()}
-
-
-def test_restore_is_exact(model, kernel, device):
-    before = snapshot(model)
-    patch(model, kernel)
-    patch(model, kernel)  # idempotent
-    assert snapshot(model) != before
-    unpatch(model)
-    assert snapshot(model) == before
-    unpatch(model)
-    assert snapshot(model) == before
 
 
 def test_restore_after_an_exception(qwen, kernel, device):
@@ -237,28 +109,6 @@ def test_nothing_is_touched_when_the_kernel_is_missing(qwen, tmp_path, monkeypat
     with pytest.raises(RuntimeError, match="no short-conv kernel found\n  SHORT_CONV_KERNEL="):
         patch(qwen)
     assert snapshot(qwen) == before
-
-
-def test_deepcopy_is_patched_on_its_own(qwen, kernel, device):
-    patch(qwen, kernel)
-    twin = copy.deepcopy(qwen)
-    ids = prompt(1, 6, device)
-    assert torch.equal(twin(ids).logits, qwen(ids).logits)
-    twin(ids)
-    assert report(qwen).calls == {"kernel: prefill": 3}
-    assert report(twin).calls == {"kernel: prefill": 6}
-    unpatch(twin)
-    assert report(qwen).bound_layers == 3
-
-
-def test_save_and_reload(qwen, kernel, device, tmp_path):
-    patch(qwen, kernel)
-    qwen.save_pretrained(tmp_path)
-    again = type(qwen).from_pretrained(tmp_path).to(device).eval()
-    ids = prompt(1, 6, device)
-    expected = qwen(ids).logits
-    close(again(ids).logits, expected)
-    close(patch(again, kernel, strict=True).model(ids).logits, expected)
 
 
 def test_wrapped_hooked_and_foreign_blocks_decline(qwen, kernel, device):
@@ -288,6 +138,22 @@ def test_hooks_on_the_convolution_decline_at_the_call(qwen, kernel, device):
     remove.remove()
 
 
+@pytest.mark.parametrize("family", ["lfm2", "inkling"])
+def test_a_declined_block_refuses_packed_rows(family, kernel, device):
+    """Its own forward would mix them."""
+    model = tiny(family, device)
+    cu, seq_idx, _ = packed([5, 3], device)
+    block = next(m for m in model.modules() if hasattr(m, "conv_kernel_size"))
+    conv = block.conv if family == "lfm2" else block.conv1d
+    conv.register_forward_hook(lambda *a: None)
+    ids = prompt(1, 8, device)
+    with patch(model, kernel):
+        model(ids, use_cache=False)
+        for packing in ({"cu_seq_lens_q": cu}, {"seq_idx": seq_idx}):
+            with pytest.raises(ValueError, match="packed rows must not .* has forward hooks"):
+                model(ids, use_cache=False, **packing)
+
+
 def test_displaced_forward_is_reported_and_left(qwen, kernel):
     patch(qwen, kernel)
     block = next(m for m in qwen.modules() if hasattr(m, "conv1d"))
@@ -295,6 +161,39 @@ def test_displaced_forward_is_reported_and_left(qwen, kernel):
     assert "displaced" in report(qwen).layers[0].bound
     unpatch(qwen)
     assert block.forward is theirs
+
+
+@pytest.mark.parametrize("W", [1, 2, 5, 7, 8])
+def test_every_width_with_a_bias(kernel, device, W):
+    model, ids = tiny("lfm2", device, conv_L_cache=W, conv_bias=True), prompt(2, 9, device)
+    expected = model(ids).logits
+    tokens = model.generate(ids, max_new_tokens=8, do_sample=False)
+    with patch(model, kernel, strict=True) as handle:
+        close(model(ids).logits, expected)
+        assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), tokens)
+        assert handle.report().proven
+
+
+def test_a_wider_convolution_declines(kernel, device):
+    model, ids = tiny("lfm2", device, conv_L_cache=9), prompt(2, 12, device)
+    expected = model(ids).logits
+    handle = patch(model, kernel)
+    assert torch.equal(model(ids).logits, expected)
+    assert "width 1 to 8" in handle.report().layers[0].bound
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "lfm2", "inkling", "mamba2"])
+def test_autocast(family, kernel, device):
+    """fp32 weights under autocast: bf16 activations meet fp32 taps."""
+    model, ids = tiny(family, device), prompt(4, 16, device)
+    exact = model(ids).logits
+    with torch.autocast(device.type, torch.bfloat16):
+        theirs = (model(ids).logits.float() - exact).abs().mean()
+        with patch(model, kernel, strict=True) as handle:
+            ours = (model(ids).logits.float() - exact).abs().mean()
+            model.generate(ids[:1, :5], max_new_tokens=3, do_sample=False)
+            assert handle.report().proven
+    assert 0 < ours <= 1.2 * theirs
 
 
 def test_parametrized_weight_is_honoured(qwen, kernel, device):
@@ -312,8 +211,23 @@ def test_parametrized_weight_is_honoured(qwen, kernel, device):
         close(qwen(ids).logits, expected)
 
 
+def test_the_table_knows_every_file_with_the_two_functions():
+    """A new family in transformers fails here, and the error says which."""
+    import transformers
+
+    models = Path(transformers.__file__).parent / "models"
+    functions = re.compile(r"^def causal_conv1d_(fn|update)\(", re.MULTILINE)
+    found = {
+        file.parent.name
+        for file in models.glob("*/modeling_*.py")
+        if len(set(functions.findall(file.read_text()))) == 2
+    }
+    assert found == {family.name for family in FAMILIES}
+    assert found == set(CONFIGS)
+
+
 def test_unknown_model_is_refused(kernel):
-    with pytest.raises(ValueError, match=r"known family \(qwen3_5, .*got Linear"):
+    with pytest.raises(ValueError, match=r"known family \(bailing_hybrid, .*got Linear"):
         patch(torch.nn.Linear(2, 2), kernel)
 
 
@@ -341,55 +255,185 @@ def test_accelerate_hooks_are_kept(qwen, kernel, device):
     assert torch.equal(qwen(ids).logits, expected) and seen == ["Qwen3_5GatedDeltaNet", "Conv1d"]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_models(device, kernel, dtype):
-    """As far from the fp32 model as the unpatched one, over enough tokens to average rounding:
-    the fused SiLU rounds once where transformers rounds twice."""
-    ours = theirs = 0.0
-    for seed in range(3):
-        model = tiny("qwen3_5", device, dtype, seed)
-        ids = prompt(8, 24, device, seed)
-        exact = tiny("qwen3_5", device, seed=seed)(ids).logits
-        theirs += (model(ids).logits.float() - exact).abs().mean()
-        with patch(model, kernel, strict=True) as handle:
-            ours += (model(ids).logits.float() - exact).abs().mean()
-            model.generate(ids, max_new_tokens=4, do_sample=False)
-            assert handle.report().calls == {"kernel: prefill": 6, "kernel: update": 9}
-    assert ours <= 1.1 * theirs
+@pytest.fixture
+def told():
+    """What the adapter's log says."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("short_conv_transformers")
+    level, _ = logger.level, logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
-def test_reset_and_reused_cache(qwen, kernel, device):
+def test_the_log_has_each_route_once(qwen, kernel, device, told):
+    with patch(qwen, kernel):
+        for _ in range(2):
+            qwen.generate(prompt(1, 4, device), max_new_tokens=4, do_sample=False)
+    assert told == [
+        f"3/3 short-conv layers run {kernel.__name__}",
+        "Qwen3_5GatedDeltaNet: kernel: prefill",
+        "Qwen3_5GatedDeltaNet: kernel: update",
+    ]
+
+
+def test_the_proof_turns_red_without_the_kernel(qwen, kernel, device, monkeypatch):
+    ids = prompt(1, 6, device)
+    expected = qwen(ids).logits
+    handle = patch(qwen, kernel)
+    assert not handle.report().proven  # nothing ran yet
+    qwen(ids)
+    assert handle.report().proven
+    monkeypatch.setattr(kernel, "why_not", lambda *a, **kw: "it is away")
+    assert torch.equal(qwen(ids).logits, expected)
+    assert not handle.report().proven
+    assert handle.report().calls == {"kernel: prefill": 3, "declined: it is away": 3}
+    assert "declined: it is away: 3 calls" in str(handle.report())
+    handle.unpatch()
+    patch(qwen, kernel, strict=True)
+    with pytest.raises(RuntimeError, match="strict: .* declined: it is away"):
+        qwen(ids)
+
+
+def test_a_block_that_skips_its_convolution_is_no_proof(kernel, device, monkeypatch):
+    """With mamba-ssm a training Mamba runs a fused function and never gets to the convolution."""
+    model = tiny("mamba", device).train()
+    modeling = sys.modules[type(model).__module__]
+    monkeypatch.setattr(modeling, "mamba_inner_fn", lambda x, *a, **kw: x.transpose(1, 2)[..., :64])
+    handle = patch(model, kernel)
+    model(prompt(1, 6, device), use_cache=False)
+    (route,) = handle.report().calls
+    assert route == "declined: the block returned before its convolution"
+    assert not handle.report().proven
+    handle.unpatch()
+    with patch(model, kernel, strict=True), pytest.raises(RuntimeError, match="returned before"):
+        model(prompt(1, 6, device), use_cache=False)
+
+
+class Lora(torch.nn.Module):
+    """How peft wraps a layer that it adapts."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+        self.extra = torch.nn.Conv1d(base_layer.in_channels, base_layer.in_channels, 1, groups=16)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.extra(x)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2"])
+def test_adapted_convolutions_decline_and_adapted_projections_run(family, kernel, device):
+    model = tiny(family, device)
+    name = "conv" if family == "lfm2" else "conv1d"
+    found = [m for m in model.modules() if isinstance(getattr(m, name, None), torch.nn.Conv1d)]
+    setattr(found[0], name, Lora(getattr(found[0], name)).to(device))
+    projection = "in_proj" if family == "lfm2" else "in_proj_qkv"
+    wrapped = torch.nn.Sequential(getattr(found[1], projection), torch.nn.Dropout(0.0))
+    setattr(found[1], projection, wrapped)
+    ids = prompt(1, 6, device)
+    expected = model(ids).logits
+    handle = patch(model, kernel)
+    close(model(ids).logits, expected)
+    first, *others = handle.report().layers
+    assert first.bound.startswith(f"declined: {name} is wrapped as Lora") and not first.calls
+    assert all(layer.calls == {"kernel: prefill": 1} for layer in others)
+    handle.unpatch()
+    with pytest.raises(ValueError, match="wrapped as Lora"):
+        patch(model, kernel, strict=True)
+
+
+@pytest.mark.parametrize("name", ["cu_seq_lens_q", "cu_seqlens", "seq_idx"])
+@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "inkling", "mamba"])
+def test_packing_that_is_no_tensor_is_refused(family, kernel, device, name):
+    model = tiny(family, device)
+    with patch(model, kernel), pytest.raises(TypeError, match=f"{name} must be a tensor, got list"):
+        model(prompt(1, 8, device), use_cache=False, **{name: [0, 5, 8]})
+
+
+def test_unknown_tensors_are_refused_and_known_ones_are_not(kernel, device):
+    model, ids = tiny("lfm2", device), prompt(1, 8, device)
+    expected = model(ids).logits
+    known = {"num_items_in_batch": torch.tensor(8, device=device), "token_type_ids": ids}
+    with patch(model, kernel, strict=True):
+        close(model(ids, **known).logits, expected)
+        with pytest.raises(TypeError, match="document_ids must be a known packing keyword"):
+            model(ids, document_ids=ids)
+
+
+def test_offsets_need_one_row(kernel, device):
+    model = tiny("lfm2", device)
+    cu = packed([9, 7], device)[0]
+    with patch(model, kernel), pytest.raises(ValueError, match="one packed row, got a batch of 2"):
+        model(prompt(2, 8, device), cu_seq_lens_q=cu, use_cache=False)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "mamba2", "lfm2"])
+def test_a_packed_row_leaves_its_last_sequence_in_the_cache(family, kernel, device):
+    """Block by block: the attention of transformers does not keep packed rows apart in a cache."""
     from transformers import DynamicCache
 
-    patch(qwen, kernel, strict=True)
-    cache = DynamicCache(config=qwen.config)
-    ids = prompt(1, 6, device)
-    first = qwen(ids, past_key_values=cache).logits
-    cache.reset()
-    fresh = qwen(ids, past_key_values=DynamicCache(config=qwen.config)).logits
-    again = qwen(ids, past_key_values=cache).logits
-    assert torch.equal(fresh, first) and again.shape == first.shape
+    model = tiny(family, device)
+    x = torch.randn(1, 12, 64, device=device)
+    cu, seq_idx, _ = packed([5, 1, 6, 0], device)
+    kind = {"qwen3_5": "Qwen3_5GatedDeltaNet", "kimi_linear": "KimiLinearDeltaAttention",
+            "mamba2": "Mamba2Mixer", "lfm2": "Lfm2ShortConv"}[family]  # fmt: skip
+    block = next(m for m in model.modules() if type(m).__name__ == kind)
+    name = "past_key_values" if family == "lfm2" else "cache_params"
+    alone, one = DynamicCache(config=model.config), x[:, 6:]
+    expected = block(one, **{name: alone})
+    with patch(model, kernel, strict=True):
+        for packing in ({"cu_seq_lens_q": cu}, {"seq_idx": seq_idx}):
+            cache = DynamicCache(config=model.config)
+            close(block(x, **{name: cache}, **packing)[:, 6:], expected)
+            for ours, theirs in zip(conv_states(cache), conv_states(alone), strict=True):
+                close(ours, theirs)
+            step = {name: copy.deepcopy(cache)}, {name: copy.deepcopy(alone)}
+            close(block(x[:, :1], **step[0]), block(x[:, :1], **step[1]))
 
 
-def test_beam_search_reorders_states(qwen, kernel, device):
-    ids = prompt(2, 6, device)
-    expected = generate(qwen, ids, num_beams=3)
-    with patch(qwen, kernel, strict=True):
-        assert torch.equal(generate(qwen, ids, num_beams=3), expected)
+def compiled(run, **kw):
+    """A compiled function and the graphs that it runs."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def record(gm, inputs):
+        graphs.append(gm.print_readable(print_output=False))
+        return gm
+
+    return torch.compile(run, backend=record, **kw), graphs
 
 
 def test_compiled_model_runs_the_kernel(qwen, kernel, device):
     ids = prompt(1, 8, device)
     expected = qwen(ids, use_cache=False).logits
     patch(qwen, kernel, strict=True)
-    torch._dynamo.reset()
-    graphs = []
-
-    def record(gm, inputs):
-        graphs.append(str(gm.graph))
-        return gm
-
-    run = torch.compile(qwen, backend=record)
+    run, graphs = compiled(qwen)
     close(run(ids, use_cache=False).logits, expected)
     assert any("short_conv" in graph for graph in graphs)
-    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "lfm2", "inkling", "mamba2"])
+def test_a_compiled_block_is_one_graph(family, kernel, device, gradients):
+    model = tiny(family, device)
+    patch(model, kernel, strict=True)
+    kind = {row.name: row.block for row in FAMILIES}[family]
+    block = next(m for m in model.modules() if type(m).__name__ == kind)
+    channels = block.conv1d.in_channels if family == "inkling" else 64
+    x = torch.randn(2, 6, channels, device=device)
+    run, graphs = compiled(block, fullgraph=True)
+    with torch.set_grad_enabled(gradients):
+        close(run(x), block(x))
+    assert len(graphs) == 1 and "short_conv" in graphs[0]

@@ -12,16 +12,37 @@ from torch import Tensor, nn
 
 from . import checking, ops
 
-# Lengths that attention needs and a convolution does not.
-_IGNORED = {"cu_seq_lens_k", "max_length_q", "max_length_k", "position_ids"}
+_OFFSETS = ("cu_seqlens", "cu_seq_lens_q")
+# What attention or the loss needs of a model's keywords and a convolution does not.
+_IGNORED = {
+    "cache_position",
+    "cu_seq_lens_k",
+    "labels",
+    "max_length_k",
+    "max_length_q",
+    "mm_token_type_ids",
+    "num_items_in_batch",
+    "position_ids",
+    "token_type_ids",
+}
 
 
-def _packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
-    """(cu_seqlens, seq_idx) of a call. When both are given the offsets win, since collators derive
-    the one from the other; checking mode compares them."""
+def packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
+    """(cu_seqlens, seq_idx) among a call's keywords.
+
+    When both are given the offsets win, since collators derive the one from the other; checking
+    mode compares them.
+
+    Raises:
+        TypeError: a packing keyword that is not a tensor, or a tensor under an unknown name.
+        ValueError: two different tensors of offsets.
+    """
+    for name in (*_OFFSETS, "seq_idx"):
+        if kwargs.get(name) is not None and not isinstance(kwargs[name], Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(kwargs[name]).__name__}")
     given = {k: v for k, v in kwargs.items() if isinstance(v, Tensor) and k not in _IGNORED}
     seq_idx = given.pop("seq_idx", None)
-    names = [n for n in ("cu_seqlens", "cu_seq_lens_q") if n in given]
+    names = [name for name in _OFFSETS if name in given]
     cu_seqlens = given.pop(names[0]) if names else None
     for name in names[1:]:
         other = given.pop(name)
@@ -34,6 +55,13 @@ def _packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
         return cu_seqlens, seq_idx
     compare_packing(cu_seqlens, seq_idx)
     return cu_seqlens, None
+
+
+def taps(parameter: Tensor | None, x: Tensor) -> Tensor | None:
+    """A weight or bias in a dtype that the kernels take beside x's: fp32 holds both halves."""
+    if parameter is None or parameter.dtype == x.dtype or parameter.dtype.itemsize != 2:
+        return parameter
+    return parameter.float()
 
 
 def compare_packing(cu_seqlens: Tensor, seq_idx: Tensor) -> None:
@@ -54,11 +82,11 @@ class causal_conv1d_fn(nn.Module):
         activation: str | None = None,
         **kwargs,
     ) -> Tensor:
-        cu_seqlens, seq_idx = _packing(kwargs)
+        cu_seqlens, seq_idx = packing(kwargs)
         y = ops.causal_conv1d(
             hidden_states.transpose(1, 2),
-            weight,
-            bias,
+            taps(weight, hidden_states),
+            taps(bias, hidden_states),
             activation=activation,
             cu_seqlens=cu_seqlens,
             seq_idx=seq_idx,
@@ -78,4 +106,10 @@ class causal_conv1d_update(nn.Module):
         bias: Tensor | None = None,
         activation: str | None = None,
     ) -> Tensor:
-        return ops.causal_conv1d_update(hidden_states, conv_state, weight, bias, activation)
+        return ops.causal_conv1d_update(
+            hidden_states,
+            conv_state,
+            taps(weight, hidden_states),
+            taps(bias, hidden_states),
+            activation,
+        )
