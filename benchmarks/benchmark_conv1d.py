@@ -19,7 +19,7 @@ import importlib.metadata
 import json
 import statistics
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class Case:
-    """One problem. kind: fwd (dense), packed, or update."""
+    """One problem. kind: fwd (dense), packed, update, bwd (the backward alone) or train (forward
+    and backward through autograd)."""
 
     kind: str
     B: int
@@ -50,7 +51,8 @@ class Case:
 
     @property
     def bytes(self) -> int:
-        """fwd: x read and y written. update: the state read and written."""
+        """What a copy is timed of. update: the state read and written; else x read and as much
+        written. A backward reads x and dy and writes dx: 1.5 of that, 2.5 with the forward."""
         columns = self.W if self.kind == "update" else 1
         return 2 * self.B * self.T * self.D * columns * DTYPES[self.dtype].itemsize
 
@@ -124,7 +126,26 @@ def cases(suite: str) -> list[Case]:
         Case("update", 256, 1, 8192, W=7),
         Case("update", 256, 1, 8192, W=8),
     ]
-    suites = {"fwd": fwd, "variants": variants, "small": small, "packed": packed, "update": update}
+    bwd = [
+        Case(kind, *shape, lengths=lengths, states=bool(lengths))
+        for kind in ("bwd", "train")
+        for shape, lengths in [
+            ((1, 2048, 8192), ""),
+            ((1, 8192, 8192), ""),
+            ((1, 32768, 8192), ""),
+            ((4, 4096, 8192), ""),
+            ((1, 8192, 24576), ""),
+            ((1, 32768, 8192), "68 mixed"),
+        ]
+    ]
+    suites = {
+        "fwd": fwd,
+        "variants": variants,
+        "small": small,
+        "packed": packed,
+        "update": update,
+        "bwd": bwd,
+    }
     return [c for s in suites.values() for c in s] if suite == "all" else suites[suite]  # fmt: skip
 
 
@@ -164,6 +185,25 @@ class Inputs:
         if case.states:
             self.state = torch.randn(N, D, W, device="cuda").to(dtype)
             self.final = torch.empty_like(self.state)
+        if case.kind in ("bwd", "train"):
+            self.dy = torch.randn_like(self.x)
+            self.dfinal = None if self.final is None else torch.randn_like(self.final)
+            self.dx, self.dweight = torch.empty_like(self.x), torch.empty_like(self.weight)
+            self.dstate = None if self.state is None else torch.empty_like(self.state)
+
+    def gradients(self, forward):
+        """A call that differentiates forward(self) by x, weight and the state."""
+
+        @torch.enable_grad()
+        def train():
+            wanted = [t.detach().requires_grad_() for t in (self.x, self.weight, self.state)
+                      if t is not None]  # fmt: skip
+            results = forward(*wanted)
+            results = results if isinstance(results, tuple) else (results,)
+            given = [self.dy, self.dfinal][: len(results)]
+            return torch.autograd.grad(results, wanted, given)
+
+        return train
 
 
 class Providers:
@@ -193,14 +233,31 @@ class Providers:
         k = self.kernel
         if case.kind == "update":
             return lambda: k.causal_conv1d_update(i.x, i.state, i.weight, i.bias, i.silu, out=i.y)
+        if case.kind == "bwd":
+            return lambda: k.calls.bwd(i.x, i.dy, i.weight, None, i.state, i.dfinal, i.cu, None,
+                                       i.dx, i.dweight, None, i.dstate, case.silu)  # fmt: skip
+        if case.kind == "train":
+            return i.gradients(lambda x, weight, state=None: k.causal_conv1d(
+                x, weight, activation=i.silu, initial_state=state, cu_seqlens=i.cu,
+                return_final_state=case.states,
+            ))  # fmt: skip
         return lambda: k.causal_conv1d(
             i.x, i.weight, i.bias, activation=i.silu, initial_state=i.state, cu_seqlens=i.cu,
             final_state_out=i.final, out=i.y,
         )  # fmt: skip
 
     def causal_conv1d(self, case, i):
-        if not self.dao or case.W > 4 or case.D % 8 or (case.states and case.kind == "packed"):
+        if not self.dao or case.W > 4 or case.D % 8 or (case.states and case.lengths):
             return None
+        if case.kind == "bwd":
+            bwd = importlib.import_module("causal_conv1d.cpp_functions").causal_conv1d_bwd_function
+            channels_first = [t.transpose(1, 2) for t in (i.x, i.dy, i.dx)]
+            return lambda: bwd(channels_first[0], i.weight, None, channels_first[1], i.ids, None,
+                               None, channels_first[2], False, case.silu)  # fmt: skip
+        if case.kind == "train":
+            return i.gradients(lambda x, weight: self.dao.causal_conv1d_fn(
+                x.transpose(1, 2), weight, None, seq_idx=i.ids, activation=i.silu
+            ).transpose(1, 2))  # fmt: skip
         if case.kind == "update":
             update = self.dao.causal_conv1d_update
             return lambda: update(i.x, i.state, i.weight, i.bias, i.silu)
@@ -219,6 +276,13 @@ class Providers:
             update = self.fla.causal_conv1d_update
             return lambda: update(i.x, i.state, weight=i.weight, bias=i.bias, activation=i.silu)
         cpu = None if i.cu is None else i.cu.cpu()
+        if case.kind == "bwd":
+            return None
+        if case.kind == "train":
+            return i.gradients(lambda x, weight, state=None: self.fla.causal_conv1d(
+                x, weight, None, initial_state=state, output_final_state=case.states,
+                activation=i.silu, cu_seqlens=i.cu, cu_seqlens_cpu=cpu,
+            )[: 1 + case.states])  # fmt: skip
         return lambda: self.fla.causal_conv1d(
             i.x, i.weight, i.bias, initial_state=i.state, output_final_state=case.states,
             activation=i.silu, cu_seqlens=i.cu, cu_seqlens_cpu=cpu,
@@ -237,7 +301,9 @@ class Providers:
         return lambda: self.compiled(i.x, i.weight, i.bias, case.silu)
 
     def transformers(self, case, i):
-        if not self.qwen or case.T * case.D > 8192 * 8192 or case.kind == "packed" or case.states:
+        if not self.qwen or case.T * case.D > 8192 * 8192 or case.lengths or case.states:
+            return None
+        if case.kind in ("bwd", "train"):
             return None
         if case.kind == "update":
             x = i.x[..., None]
@@ -262,25 +328,51 @@ def _shift_and_add(x, weight, bias, silu: bool):
     return (F.silu(y) if silu else y).to(x.dtype)
 
 
-def check(kernel, case: Case) -> None:
+def check_gradients(providers: Providers, case: Case, i: Inputs) -> None:
+    """dx, dweight and the state's gradient of the first channels against fp64 autograd."""
+    c, W = 32, case.W
+    train = providers.short_conv(replace(case, kind="train"), i)
+    got = [g[..., :c] if n == 0 else g[:c] if n == 1 else g[:, :c] for n, g in enumerate(train())]
+    x, weight = i.x[..., :c].double(), i.weight[:c].double()
+    state = None if i.state is None else i.state[:, :c].double()
+    leaves = [t.requires_grad_() for t in (x, weight, state) if t is not None]
+    bounds = [(0, case.T)] if i.cu is None else list(zip(i.cu[:-1].tolist(), i.cu[1:].tolist(),
+                                                         strict=True))  # fmt: skip
+    with torch.enable_grad():
+        loss = 0.0
+        for n, (start, end) in enumerate(bounds):
+            before = x.new_zeros(case.B, W, c) if state is None else state[n].t()[None]
+            stream = torch.cat([before, x[:, start:end]], 1)
+            z = sum(stream[:, k + 1 : k + 1 + end - start] * weight[:, k] for k in range(W))
+            y = F.silu(z) if case.silu else z
+            loss = loss + (y * i.dy[:, start:end, :c]).sum()
+            if state is not None:
+                loss = loss + (stream[:, -W:].transpose(1, 2) * i.dfinal[n, :c]).sum()
+        exact = torch.autograd.grad(loss, leaves)
+    for name, a, b in zip(("dx", "dweight", "dstate"), got, exact, strict=False):
+        # Sums over all rows are held to the rounding of their terms.
+        slack = 1e-6 * case.B * case.T if name == "dweight" else 1e-4
+        error = (a.double() - b).abs() - (torch.finfo(a.dtype).eps * b.abs() + slack)
+        if not (error <= 0).all():
+            raise SystemExit(f"wrong {name}: {case}: {error.max().item():.3g} past one ulp")
+
+
+def check(providers: Providers, case: Case) -> None:
     """The last rows and first channels against fp64; before any timing."""
     i = Inputs(case)
-    reference = kernel.reference
+    if case.kind in ("bwd", "train"):
+        return check_gradients(providers, case, i)
+    reference = providers.kernel.reference
     c = min(case.D, 64)
+    before = i.state[:4, :c].clone() if case.kind == "update" else None
+    providers.short_conv(case, i)()
     bias = None if i.bias is None else i.bias[:c]
     eps = torch.finfo(DTYPES[case.dtype]).eps
     if case.kind == "update":
         rows = slice(0, min(case.B, 4))
-        exact, _ = reference.update(
-            i.x[rows, :c], i.state[rows, :c], i.weight[:c], bias, silu=case.silu
-        )
-        kernel.causal_conv1d_update(i.x, i.state, i.weight, i.bias, i.silu, out=i.y)
+        exact, _ = reference.update(i.x[rows, :c], before, i.weight[:c], bias, silu=case.silu)
         got = i.y[rows, :c]
     else:
-        kernel.causal_conv1d(
-            i.x, i.weight, i.bias, activation=i.silu, initial_state=i.state, cu_seqlens=i.cu,
-            final_state_out=i.final, out=i.y,
-        )  # fmt: skip
         T = min(case.T, 70)
         if case.lengths:
             # Whole sequences from the end, or the end of one long enough.
@@ -346,7 +438,7 @@ def host_us(call, count: int = 300) -> float:
 
 
 def measure(providers: Providers, case: Case, names: list[str], repeats: int, host: bool) -> dict:
-    check(providers.kernel, case)
+    check(providers, case)
     count = int(min(64, max(2, ROTATE_BYTES // case.bytes + 1)))
     inputs = [Inputs(case) for _ in range(count)]
     passes = max(1, min(8, 24 // count)) if case.bytes < 100e6 else 1
@@ -461,7 +553,7 @@ def main() -> None:
     from rich.progress import track
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    suites = ["all", "fwd", "variants", "small", "packed", "update"]
+    suites = ["all", "fwd", "variants", "small", "packed", "update", "bwd"]
     parser.add_argument("--suite", nargs="+", choices=suites, default=["all"])
     parser.add_argument("--providers", nargs="+", choices=Providers.NAMES, default=Providers.NAMES)
     parser.add_argument("--repeats", type=int, default=9)
