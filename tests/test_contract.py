@@ -600,3 +600,12 @@ def test_garbage_metadata_never_leaves_the_buffers(kernel, device, seed):
     )  # fmt: skip
     kernel.causal_conv1d_update(x[0, :5], pool, w, cache_seqlens=junk(5))
     assert (guard[[0, -1]] == 7).all() and (states[[0, -1]] == 7).all()
+
+
+def test_a_gradient_on_cuda_needs_rows_that_fit_32_bits(kernel):
+    x = torch.empty(1, 2**31 - 64, 1, device="meta", dtype=torch.bfloat16)
+    weight = torch.empty(1, 4, device="meta", dtype=torch.bfloat16)
+    rest = (None,) * 9
+    with pytest.raises(NotImplementedError, match=r"x must have T < .* got T=2147483584"):
+        kernel.contract.bwd(x, x, weight, *rest, True)
+    kernel.contract.bwd(x[:, 1:], x[:, 1:], weight, *rest, True)

@@ -41,6 +41,9 @@ BwdParams bwd_params(const Tensor& x, const Tensor& dy, const Tensor& weight,
                      const OptionalTensor& dweight, const OptionalTensor& dbias,
                      const OptionalTensor& dinitial_state, bool silu) {
   BwdParams p = convolution_of<BwdParams>(x, weight, bias, cu_seqlens, seq_idx, silu);
+  // The CUDA kernel counts the rows of a batch row in 32 bits.
+  STD_TORCH_CHECK(x.is_cpu() || p.T < (int64_t{1} << 31) - 64,
+                  "x must have T < 2^31 - 64 for a gradient on cuda, got T=", p.T);
   check_like(dy, "dy", x, "x");
   p.dy = rows_of(dy);
   if (initial_state)

@@ -14,6 +14,8 @@ from torch.autograd import forward_ad
 from ._ops import add_op_namespace_prefix
 
 MAX_WIDTH = 8
+# The CUDA backward counts the rows of a batch row in 32 bits.
+MAX_BWD_ROWS = 2**31 - 64
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 INDICES = (torch.int32, torch.int64)
 FLAGS = (torch.bool,)
@@ -192,6 +194,10 @@ def bwd(
 ) -> None:
     """What the op `bwd` accepts, in its own argument order."""
     N, D, W = _convolution(x, weight, bias, cu_seqlens, seq_idx)
+    if x.device.type != "cpu" and x.shape[1] >= MAX_BWD_ROWS:
+        raise NotImplementedError(
+            f"x must have T < {MAX_BWD_ROWS} for a gradient on cuda, got T={x.shape[1]}"
+        )
     _shaped_like("dy", dy, "x", x, x)
     for name, state in {"initial_state": initial_state, "dfinal_state": dfinal_state}.items():
         if state is not None:
