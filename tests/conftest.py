@@ -13,6 +13,10 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 
 
+# fp32 means fp32 where a model is compared with itself: cuDNN and Triton would take TF32.
+torch.backends.cudnn.allow_tf32 = False
+os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")
+
 # Tests that compare threads set their own number; the others share the cores between workers.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -260,14 +259,6 @@ def test_size(variant):
 # The machine code of the CUDA variant
 
 
-def cuobjdump(*arguments: str | Path) -> str:
-    found = shutil.which("cuobjdump")
-    packaged = [*Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/cuobjdump")]
-    tool = packaged[0] if packaged else found
-    assert tool, "cuobjdump is missing: pip install '.[test]'"
-    return toolchain.output(tool, *arguments)
-
-
 @pytest.fixture(scope="module")
 def cuda_library(proj, cuda_build) -> Path:
     archs = Metadata.read_from_file(str(cuda_build / "metadata.json")).backend.archs
@@ -280,21 +271,21 @@ def cuda_library(proj, cuda_build) -> Path:
 def test_cubins_for_every_architecture(proj, cuda_library):
     files = len(proj.sources("cuda", ".cu"))
     wanted = sorted(arch.split("+")[0].replace(".", "") for arch in proj.archs("cuda"))
-    listed = re.findall(r"\.sm_(\w+)\.cubin", cuobjdump("--list-elf", cuda_library))
+    listed = re.findall(r"\.sm_(\w+)\.cubin", toolchain.cuobjdump("--list-elf", cuda_library))
     assert sorted(listed) == sorted(wanted * files)
-    ptx = re.findall(r"\.sm_(\w+)\.ptx", cuobjdump("--list-ptx", cuda_library))
+    ptx = re.findall(r"\.sm_(\w+)\.ptx", toolchain.cuobjdump("--list-ptx", cuda_library))
     assert ptx == ["121"] * files
 
 
 @pytest.mark.parametrize("arch", ["sm_100", "sm_103", "sm_90", "sm_120"])
 def test_packed_fma_where_the_hardware_has_it(cuda_library, arch):
-    count = cuobjdump("-sass", "-arch", arch, cuda_library).count("FFMA2")
+    count = toolchain.cuobjdump("-sass", "-arch", arch, cuda_library).count("FFMA2")
     assert (count > 0) == (arch in ("sm_100", "sm_103")), f"{count} packed FMAs in {arch}"
 
 
 def test_no_kernel_spills(cuda_library):
     spilled = []
-    for cubin in cuobjdump("-res-usage", cuda_library).split("Fatbin elf code:")[1:]:
+    for cubin in toolchain.cuobjdump("-res-usage", cuda_library).split("Fatbin elf code:")[1:]:
         arch = re.search(r"^arch = (\w+)", cubin, re.MULTILINE)[1]
         usage = re.findall(r"Function (\w+):\s*REG:\d+ STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", cubin)
         assert usage, f"no kernel for {arch}"

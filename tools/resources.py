@@ -6,42 +6,29 @@ Usage: python tools/resources.py > docs/kernel-resources.md
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+import project
+import toolchain
+
 # Threads that a multiprocessor holds at most, by architecture; its registers are 65536 on all.
 THREADS = {80: 2048, 86: 1536, 87: 1536, 89: 1536, 90: 2048, 100: 2048, 103: 2048, 110: 1536,
            120: 1536, 121: 1536}  # fmt: skip
 USAGE = re.compile(r"Function (\w+):\s*REG:(\d+) STACK:(\d+)")
 
 
-def cuobjdump() -> str:
-    found = shutil.which("cuobjdump") or next(
-        (str(p) for p in Path(sys.prefix).rglob("bin/cuobjdump")), None
-    )
-    if not found:
-        raise SystemExit("cuobjdump not found: pip install nvidia-cuda-cuobjdump")
-    return found
-
-
 def short_name(mangled: str) -> str:
     """fwd_kernel<VecIo<bf16, 4>, 4, exact, ...> in a few words."""
-    text = subprocess.run(
-        ["c++filt", mangled], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    text = toolchain.output("c++filt", mangled).strip()
     text = re.sub(r"short_conv::cuda::|\(short_conv::cuda::Packing\)|^void ", "", text)
     text = re.sub(r"\(short_conv::[^)]*\)$|\([A-Z][\w:, ]*\)$", "", text)
     return text.replace("__nv_bfloat16", "bf16").replace("__half", "fp16")
 
 
 def block_threads(name: str) -> int:
-    """The kThreads template argument."""
+    """The kThreads template argument; the backward has 64 (kBwdThreads)."""
     numbers = [int(n) for n in re.findall(r"\b(\d+)\b", name)]
-    return next(n for n in numbers if n in (64, 128))
+    return next((n for n in numbers if n in (64, 128)), 64)
 
 
 def occupancy(registers: int, arch: int, threads: int) -> int:
@@ -53,10 +40,8 @@ def occupancy(registers: int, arch: int, threads: int) -> int:
 
 
 def main() -> None:
-    (library,) = ROOT.glob("build/torch-stable-abi*-cu*/*.abi3.so")
-    dump = subprocess.run(
-        [cuobjdump(), "-res-usage", library], capture_output=True, text=True, check=True
-    ).stdout
+    (library,) = project.ROOT.glob("build/torch-stable-abi*-cu*/*.abi3.so")
+    dump = toolchain.cuobjdump("-res-usage", library)
     table: dict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for cubin in dump.split("Fatbin elf code:")[1:]:
         arch = int(re.search(r"^arch = sm_(\d+)", cubin, re.MULTILINE)[1])

@@ -116,5 +116,14 @@ def linked(library: str) -> str:
     return output("c++", f"-print-file-name={library}").strip()
 
 
+def cuobjdump(*arguments: str | Path) -> str:
+    """What NVIDIA's tool of that name prints: the packaged one knows the newest architectures."""
+    packaged = Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/cuobjdump")
+    tool = next(packaged, None) or shutil.which("cuobjdump")
+    if not tool:
+        raise Missing("cuobjdump is missing: pip install '.[test]'")
+    return output(tool, *arguments)
+
+
 def output(*command: str | Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
