@@ -1,7 +1,8 @@
 """Builds a CPU variant whose ops run the CUDA kernels on the host, one thread after another.
 
 It lets the whole suite judge the CUDA kernels' logic where there is no GPU. The kernels' threads
-never meet (no shared memory, no barriers), so running them in turn is exact.
+never meet (no shared memory, no barriers; where a warp votes, every thread asks for all lanes), so
+running them in turn is exact.
 
 Usage: python tests/emulation/build.py FOLDER; then SHORT_CONV_KERNEL=FOLDER/emulated pytest
 """

@@ -54,7 +54,7 @@ inline bool fwd_vectorized(const FwdParams& p) {
 
 // The backward walks all rows in parts, as many as the device holds at once: a part costs its first
 // rows twice and W + 1 sums a channel. On an H200 in bf16, as ratios to copy_ at [1, 8192, 8192]
-// (floor 1.5): 16 rows a batch in 96 registers 1.80, 8 rows in 72 or 80 registers 1.92, cp.async
+// (floor 1.5): 12 or 16 rows a batch in 96 registers 1.80, 8 rows in 72 or 80 1.92, cp.async
 // rings of 12 to 24 rows 1.96 to 2.26, 96 registers and small parts behind the large ones 1.86 to
 // 2.24, short blocks of 8 warps with their sums in shared memory 2.11 to 2.71. A bare addition of
 // two tensors in this shape takes 1.70, and 1.46 in blocks that do not stay.
