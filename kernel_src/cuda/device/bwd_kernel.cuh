@@ -292,7 +292,7 @@ __device__ void bwd_rows(const BwdParams& p, Walk<Io, kWidth, kExact>& walk, int
   }
 }
 
-// Registers that do not spill: 96 for W = 2 and 4 on SM90; more elsewhere (untuned).
+// Registers that do not spill: 96 for W = 4 on SM90; more elsewhere (untuned).
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 template <int kWidth>
 constexpr int kBwdBlocks = kWidth == 3 ? 8 : kBwdResident;

@@ -19,12 +19,10 @@ cudaError_t launch_bwd_width(const BwdParams& p, int64_t part_rows, cudaStream_t
   using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
   if (!bwd_vectorized(p))
     return launch_bwd_rows<StridedIo<x_t>, kMaxWidth, false>(p, part_rows, stream);
-  switch (p.W) {
-    case 2: return launch_bwd_rows<Io, 2, true>(p, part_rows, stream);
-    case 3: return launch_bwd_rows<Io, 3, true>(p, part_rows, stream);
-    case 4: return launch_bwd_rows<Io, 4, true>(p, part_rows, stream);
-    default: return launch_bwd_rows<Io, kMaxWidth, false>(p, part_rows, stream);
-  }
+  if (p.W == kCommonWidth) return launch_bwd_rows<Io, kCommonWidth, true>(p, part_rows, stream);
+  if constexpr (sizeof(x_t) == 2)
+    if (p.W == 3) return launch_bwd_rows<Io, 3, true>(p, part_rows, stream);
+  return launch_bwd_rows<Io, kMaxWidth, false>(p, part_rows, stream);
 }
 
 template <typename x_t>

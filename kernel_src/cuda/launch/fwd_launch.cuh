@@ -1,4 +1,6 @@
-// Run-time problem -> fwd_kernel instantiation and grid, for one x dtype.
+// Run-time problem -> fwd_kernel instantiation and grid, for one x dtype. Widths that models use
+// have kernels of their own in the dtypes that models use; the others share one, for a smaller
+// binary.
 #pragma once
 
 #include "../device/channel_first_kernel.cuh"
@@ -35,27 +37,28 @@ cudaError_t launch_fwd_width(const FwdParams& p, cudaStream_t stream) {
   return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kDense, kCommon>(p, stream);
 }
 
-template <typename x_t, int kWidth, bool kExact>
+template <typename x_t, int kWidth, bool kExact, int kSpans>
 cudaError_t launch_channel_first(const FwdParams& p, cudaStream_t stream) {
-  return launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads, kChannelFirstSpans>,
-                ceil_div(p.T, kChannelFirstSpans * kChannelFirstThreads * (16 / sizeof(x_t))),
-                p.B * p.D, kChannelFirstThreads, stream, p);
+  return launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads, kSpans>,
+                ceil_div(p.T, kSpans * kChannelFirstThreads * (16 / sizeof(x_t))), p.B * p.D,
+                kChannelFirstThreads, stream, p);
 }
 
 template <typename x_t>
 cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
   using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
   if (!fwd_vectorized(p) && fwd_channel_first(p))
-    return p.W == kCommonWidth ? launch_channel_first<x_t, kCommonWidth, true>(p, stream)
-                               : launch_channel_first<x_t, kMaxWidth, false>(p, stream);
+    return p.W == kCommonWidth
+               ? launch_channel_first<x_t, kCommonWidth, true, kChannelFirstSpans>(p, stream)
+               : launch_channel_first<x_t, kMaxWidth, false, 1>(p, stream);
   if (!fwd_vectorized(p)) return launch_fwd_width<StridedIo<x_t>, kMaxWidth, false>(p, stream);
-  switch (p.W) {
-    case 2: return launch_fwd_width<Io, 2, true>(p, stream);
-    case 3: return launch_fwd_width<Io, 3, true>(p, stream);
-    case 4: return launch_fwd_width<Io, 4, true>(p, stream);
-    case 7: return launch_fwd_width<Io, 7, true>(p, stream);
-    default: return launch_fwd_width<Io, kMaxWidth, false>(p, stream);
-  }
+  if (p.W == kCommonWidth) return launch_fwd_width<Io, kCommonWidth, true>(p, stream);
+  if constexpr (sizeof(x_t) == 2) switch (p.W) {
+      case 2: return launch_fwd_width<Io, 2, true>(p, stream);
+      case 3: return launch_fwd_width<Io, 3, true>(p, stream);
+      case 7: return launch_fwd_width<Io, 7, true>(p, stream);
+    }
+  return launch_fwd_width<Io, kMaxWidth, false>(p, stream);
 }
 
 template <typename Io, int kWidth, bool kExact>
