@@ -29,6 +29,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen
 
 ROOT = Path(__file__).resolve().parent.parent
 PREFILL = [(1, 2048, 8192), (1, 512, 8192), (4, 512, 2048), (1, 64, 8192)]
+BACKWARD = [(1, 2048, 8192), (4, 512, 2048)]
 DECODE = [(1, 8192), (8, 8192), (32, 8192)]
 ROTATE_BYTES = 256 << 20  # several times the last-level cache of one socket's share
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -76,6 +77,33 @@ def prefill_runs(kernel, B, T, D, dtype):
     }
 
 
+@torch.enable_grad()
+def backward_runs(kernel, B, T, D, dtype):
+    """Gradients of x and weight, of a forward that ran before."""
+    x, weight = (torch.randn(shape).to(dtype).requires_grad_() for shape in ((B, T, D), (D, 4)))
+    dy, spare = torch.randn(B, T, D).to(dtype), torch.empty(B, T, D, dtype=dtype)
+    outputs = {
+        "short-conv": kernel.causal_conv1d(x, weight, activation="silu"),
+        "torch": torch_path(x, weight),
+        "transformers": qwen.causal_conv1d_fn(
+            x.transpose(1, 2), weight, activation="silu"
+        ).transpose(1, 2),
+    }
+    exact_x, exact_weight = (t[..., :64].detach().double() for t in (x, weight.t()))
+    exact_x.requires_grad_()
+    loss = (torch_path(exact_x, exact_weight.t()) * dy[..., :64].double()).sum()
+    exact = torch.autograd.grad(loss, exact_x)[0]
+    dx = torch.autograd.grad(outputs["short-conv"], x, dy, retain_graph=True)[0][..., :64]
+    if not ((dx.double() - exact).abs() <= 2 * torch.finfo(dtype).eps * exact.abs() + 1e-5).all():
+        raise SystemExit(f"wrong gradient at {(B, T, D, dtype)}")
+
+    def differentiate(y):
+        return lambda: torch.autograd.grad(y, (x, weight), dy, retain_graph=True)
+
+    runs = {name: differentiate(y) for name, y in outputs.items()}
+    return {"copy": lambda: spare.copy_(x.detach()), **runs}
+
+
 def decode_runs(kernel, B, D, dtype):
     x, weight = torch.randn(B, D, 1).to(dtype), torch.randn(D, 4).to(dtype)
     ours, theirs = torch.randn(B, D, 4).to(dtype), torch.randn(B, D, 4).to(dtype)
@@ -120,13 +148,17 @@ def main() -> None:
     torch.manual_seed(0)
     kernel = get_local_kernel(args.kernel, backend="cpu")
 
-    cases = [("prefill", shape) for shape in PREFILL] + [("decode", shape) for shape in DECODE]
+    kinds = {
+        "prefill": (prefill_runs, PREFILL),
+        "backward": (backward_runs, BACKWARD),
+        "decode": (decode_runs, DECODE),
+    }
+    cases = [(kind, shape) for kind, (_, shapes) in kinds.items() for shape in shapes]
     rows = []
     for (kind, shape), dtype in track(
         [(case, dtype) for case in cases for dtype in DTYPES], "measuring", transient=True
     ):
-        make = prefill_runs if kind == "prefill" else decode_runs
-        seconds = median_seconds(make(kernel, *shape, DTYPES[dtype]), args.rounds)
+        seconds = median_seconds(kinds[kind][0](kernel, *shape, DTYPES[dtype]), args.rounds)
         rows.append({"kind": kind, "shape": shape, "dtype": dtype, "us": {
             name: round(1e6 * value, 2) for name, value in seconds.items()
         }})  # fmt: skip
@@ -136,7 +168,7 @@ def main() -> None:
         "isa": os.environ.get("SHORT_CONV_CPU_ISA", "best of this processor"),
         "torch": torch.__version__, "transformers": transformers.__version__,
         "kernel": kernel.__name__, "command": "make bench-cpu",
-        "bytes": "copy moves as many bytes as x and y (prefill) or the state twice (decode)",
+        "bytes": "copy moves as many bytes as x and y, or the state twice (decode)",
     }  # fmt: skip
     table = Table(title=f"{machine['cpu']}, {args.threads} threads, torch {torch.__version__}")
     columns = ["", "dtype", "copy us", "short-conv us", "/ copy", "torch x", "transformers x"]
