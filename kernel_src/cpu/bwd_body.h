@@ -90,7 +90,8 @@ struct Sequence {
   bool padding;
 };
 
-inline Sequence sequence_at(const BwdParams& p, int64_t b, int64_t t) {
+// live: live_rows of this batch row, found once, as every call would scan all of its padding.
+inline Sequence sequence_at(const BwdParams& p, int64_t b, int64_t t, const Span& live) {
   Sequence s{0, p.T, b, b, p.T, p.T, false};
   if (p.cu_seqlens.ptr) {
     const int64_t n = sequence_of(p.cu_seqlens, p.N, t);
@@ -107,7 +108,6 @@ inline Sequence sequence_at(const BwdParams& p, int64_t b, int64_t t) {
     s.next = t + 1;
     while (s.start > 0 && seq_id(p, b, s.start - 1) == id) --s.start;
     while (s.next < p.T && seq_id(p, b, s.next) == id) ++s.next;
-    const Span live = live_rows(p, b);
     if (s.start != live.start) s.initial = -1;
     if (s.next != live.end) s.final = -1;
     s.end = s.next;
@@ -190,8 +190,9 @@ struct Walk {
   // Rows [begin, end) of batch row b.
   void rows(int64_t b, int64_t begin, int64_t end) {
     const int64_t lag = p.W - 1;
+    const Span live = p.seq_idx.ptr ? live_rows(p, b) : Span{0, p.T};
     for (int64_t t = begin; t < end;) {
-      const Sequence s = sequence_at(p, b, t);
+      const Sequence s = sequence_at(p, b, t, live);
       const int64_t first = larger(t - lag, s.start), stop = smaller(s.next, end);
       enter(s, b, first);
       if (s.padding) {
@@ -228,7 +229,7 @@ struct Walk {
     } else if (p.seq_idx.ptr) {
       const Span live = live_rows(p, b);
       if (live.start < live.end)
-        s = sequence_at(p, b, live.start);
+        s = sequence_at(p, b, live.start, live);
       else
         s.start = s.next = p.T;
       carries = s.next == larger(live.end, s.start);
