@@ -442,10 +442,6 @@ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c, int n) {
       if (group && t + kGroup <= t1 && rows.plain(t - (p.W - 1), t + kGroup)) {
         const x_t* in[kMaxWidth - 1 + kGroup];
         for (int r = 0; r < p.W - 1 + kGroup; ++r) in[r] = x + (t - (p.W - 1) + r) * p.x.stride_t;
-        if (t + 2 * kGroup <= t1)
-          for (int r = p.W - 1; r < p.W - 1 + kGroup; ++r)
-            for (int i = 0; i < n; i += 64 / sizeof(x_t))
-              __builtin_prefetch(in[r] + kGroup * p.x.stride_t + i);
         group(in, block.w, block.bias, y + t * p.y.stride_t, p.y.stride_t, n);
         t += kGroup;
         ring_current = false;
