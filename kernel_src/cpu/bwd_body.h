@@ -4,12 +4,9 @@
 // W-1 rows before it without their sums, and stores what the part before it left open. How rows are
 // cut depends on the problem alone, and so do all bits.
 
-inline double one_plus_exp(double a) { return 1.0 + __builtin_exp(-a); }
-inline VecF one_plus_exp(VecF a) { return one_plus_exp_f32(a); }
-
 template <typename V>
 inline V through_silu(V dy, V z) {
-  const V one = splat<V>(1.0f), s = one / one_plus_exp(z);
+  const V one = splat<V>(1.0f), s = one / one_plus_exp<float>(z);
   return dy * (s * fma_of(z, one - s, one));
 }
 

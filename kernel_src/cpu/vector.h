@@ -2,8 +2,7 @@
 // compiler's own vector types lack or do badly. Included by kernel_body.h inside its namespace.
 //
 // Rows of 4 columns a channel, as [D, 4] lies in memory, fill 4 vectors: evens and odds, twice,
-// take them to columns; shift_row<k> drops the oldest column of vector k and appends the channel's
-// x.
+// take them to columns; zips, twice, take columns back.
 
 constexpr int kLanes = SHORT_CONV_VECTOR_BYTES / 4;
 typedef float VecF __attribute__((vector_size(SHORT_CONV_VECTOR_BYTES)));
@@ -31,10 +30,12 @@ inline VecF evens(VecF a, VecF b) {
 inline VecF odds(VecF a, VecF b) {
   return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 }
-template <int k>
-VecF shift_row(VecF row, VecF x) {
-  return __builtin_shufflevector(row, x, 1, 2, 3, 16 + 4 * k + 0, 5, 6, 7, 16 + 4 * k + 1, 9, 10,
-                                 11, 16 + 4 * k + 2, 13, 14, 15, 16 + 4 * k + 3);
+inline VecF zip_low(VecF a, VecF b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+inline VecF zip_high(VecF a, VecF b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                 31);
 }
 
 #elif SHORT_CONV_VECTOR_BYTES == 32
@@ -52,16 +53,18 @@ inline VecH narrow(VecU v) {
 inline VecF from_half(VecH h) { return (VecF)_mm256_cvtph_ps((__m128i)h); }
 inline VecH to_half(VecF v) { return (VecH)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 
+// As intrinsics, because GCC makes evens of all 8 from two vpermd and a blend: shuffles within
+// lanes of 128 bits take one cycle on Zen 3, a vpermd two slots and eight cycles.
 inline VecF evens(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+  const __m256 lanes = _mm256_shuffle_ps((__m256)a, (__m256)b, 0x88);
+  return (VecF)_mm256_permute4x64_epi64((__m256i)lanes, 0xd8);
 }
 inline VecF odds(VecF a, VecF b) {
-  return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+  const __m256 lanes = _mm256_shuffle_ps((__m256)a, (__m256)b, 0xdd);
+  return (VecF)_mm256_permute4x64_epi64((__m256i)lanes, 0xd8);
 }
-template <int k>
-VecF shift_row(VecF row, VecF x) {
-  return __builtin_shufflevector(row, x, 1, 2, 3, 8 + 2 * k + 0, 5, 6, 7, 8 + 2 * k + 1);
-}
+inline VecF zip_low(VecF a, VecF b) { return (VecF)_mm256_unpacklo_ps((__m256)a, (__m256)b); }
+inline VecF zip_high(VecF a, VecF b) { return (VecF)_mm256_unpackhi_ps((__m256)a, (__m256)b); }
 
 #else
 
@@ -93,10 +96,8 @@ inline VecH to_half(VecF v) {
 
 inline VecF evens(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 2, 4, 6); }
 inline VecF odds(VecF a, VecF b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7); }
-template <int k>
-VecF shift_row(VecF row, VecF x) {
-  return __builtin_shufflevector(row, x, 1, 2, 3, 4 + k);
-}
+inline VecF zip_low(VecF a, VecF b) { return __builtin_shufflevector(a, b, 0, 4, 1, 5); }
+inline VecF zip_high(VecF a, VecF b) { return __builtin_shufflevector(a, b, 2, 6, 3, 7); }
 
 #endif
 
@@ -123,3 +124,43 @@ inline void store_vec(Fp16* p, VecF v) {
   const VecH h = to_half(v);
   std::memcpy(p, &h, sizeof h);
 }
+
+// The 4 columns of kLanes channels from [D, 4] rows, and back. The AVX2 zips work within lanes of
+// 128 bits, so there lane 1 takes the rows of channels 4 to 7.
+template <typename T>
+inline void load_columns(const T* rows, VecF (&column)[4]) {
+  VecF r[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) r[k] = load_vec(rows + k * kLanes);
+  const VecF e0 = evens(r[0], r[1]), e1 = evens(r[2], r[3]);
+  const VecF o0 = odds(r[0], r[1]), o1 = odds(r[2], r[3]);
+  column[0] = evens(e0, e1), column[2] = odds(e0, e1);
+  column[1] = evens(o0, o1), column[3] = odds(o0, o1);
+}
+
+inline void store_columns(float* rows, VecF c0, VecF c1, VecF c2, VecF c3) {
+  const VecF low02 = zip_low(c0, c2), high02 = zip_high(c0, c2);
+  const VecF low13 = zip_low(c1, c3), high13 = zip_high(c1, c3);
+  const VecF r[4] = {zip_low(low02, low13), zip_high(low02, low13), zip_low(high02, high13),
+                     zip_high(high02, high13)};
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) {
+#if SHORT_CONV_VECTOR_BYTES == 32
+    _mm256_storeu2_m128(rows + 16 + 4 * k, rows + 4 * k, (__m256)r[k]);
+#else
+    store_vec(rows + k * kLanes, r[k]);
+#endif
+  }
+}
+
+#if SHORT_CONV_VECTOR_BYTES == 32
+inline void load_columns(const float* rows, VecF (&column)[4]) {
+  VecF r[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) r[k] = (VecF)_mm256_loadu2_m128(rows + 16 + 4 * k, rows + 4 * k);
+  const VecF low0 = zip_low(r[0], r[2]), high0 = zip_high(r[0], r[2]);
+  const VecF low1 = zip_low(r[1], r[3]), high1 = zip_high(r[1], r[3]);
+  column[0] = zip_low(low0, low1), column[1] = zip_high(low0, low1);
+  column[2] = zip_low(high0, high1), column[3] = zip_high(high0, high1);
+}
+#endif
