@@ -19,8 +19,8 @@ k = get_local_kernel(Path(sys.argv[1]))
 torch.manual_seed(0)
 results = []
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    for D in (1, 7, 8, 33, 600):
-        x = (3 * torch.randn(2, 70, D)).to(dtype)
+    for T, D in ((70, 1), (70, 7), (70, 8), (70, 33), (70, 640), (2100, 4128)):
+        x = (3 * torch.randn(2, T, D)).to(dtype)
         w = torch.randn(D, 4).to(dtype)
         s = torch.randn(2, D, 4).to(dtype)
         y, f = k.causal_conv1d(x, w, activation="silu", initial_state=s, return_final_state=True)
@@ -34,6 +34,8 @@ special = torch.tensor([0.0, -0.0, 1e-40, 88.8, -88.8, 3e38, -3e38, float("inf")
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     x = special.to(dtype).reshape(1, 1, -1)
     results.append(k.causal_conv1d(x, torch.ones(9, 1), activation="silu").nan_to_num(5.0))
+    x = x.repeat(1, 12, 64)
+    results.append(k.causal_conv1d(x, torch.ones(576, 2), activation="silu").nan_to_num(5.0))
 torch.save(results, sys.argv[2])
 """
 

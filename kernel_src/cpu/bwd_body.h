@@ -36,22 +36,22 @@ inline void put(Acc* to, V v) {
 // one, without what later rows add.
 template <typename Acc>
 struct Gradients {
-  alignas(64) Acc dw[kMaxWidth][kBlock];
-  alignas(64) Acc db[kBlock];
-  alignas(64) Acc pending[kMaxWidth][kBlock];
-  alignas(64) Acc dy[kBlock];
-  alignas(64) Acc dx[kBlock];
+  alignas(64) Acc dw[kMaxWidth][kNarrow];
+  alignas(64) Acc db[kNarrow];
+  alignas(64) Acc pending[kMaxWidth][kNarrow];
+  alignas(64) Acc dy[kNarrow];
+  alignas(64) Acc dx[kNarrow];
 };
 
 // One row; x is oldest first. dx gets the whole gradient of the row W-1 before it.
 template <typename Acc, int kWidth, bool kSilu>
-void differentiate(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias, Gradients<Acc>& g,
+void differentiate(const Acc* const* x, const Acc* w, int pitch, const Acc* bias, Gradients<Acc>& g,
                    int n) {
   typedef typename Lanes<Acc>::V V;
   for (int i = 0; i < n; i += sizeof(V) / sizeof(Acc)) {
     V row[kWidth], tap[kWidth], z = get<V>(bias + i);
 #pragma GCC unroll 8
-    for (int k = 0; k < kWidth; ++k) row[k] = get<V>(x[k] + i), tap[k] = get<V>(w[k] + i);
+    for (int k = 0; k < kWidth; ++k) row[k] = get<V>(x[k] + i), tap[k] = get<V>(w + k * pitch + i);
 #pragma GCC unroll 8
     for (int k = 0; k < kWidth; ++k) z = fma_of(tap[k], row[k], z);
     const V dy = get<V>(g.dy + i), dz = kSilu ? through_silu(dy, z) : dy;
@@ -67,8 +67,8 @@ void differentiate(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias,
 }
 
 template <typename Acc>
-using Differentiate = void (*)(const Acc* const*, const Acc (*)[kBlock], const Acc*,
-                               Gradients<Acc>&, int);
+using Differentiate = void (*)(const Acc* const*, const Acc*, int, const Acc*, Gradients<Acc>&,
+                               int);
 
 template <typename Acc, bool kSilu>
 Differentiate<Acc> differentiate_of(int32_t W) {
@@ -121,7 +121,7 @@ struct Walk {
   const BwdParams& p;
   int64_t c;
   int n;
-  Block<Acc, x_t> block;
+  Block<Acc, x_t, kNarrow> block;
   Gradients<Acc> g;
   Differentiate<Acc> row;
 
@@ -145,7 +145,7 @@ struct Walk {
   }
 
   void add_column(Acc* to, const State& state, int64_t sequence, int64_t column) {
-    alignas(64) Acc values[kBlock];
+    alignas(64) Acc values[kNarrow];
     load_any(values, state.ptr, state.dtype,
              sequence * state.stride_n + c * state.stride_d + column * state.stride_l,
              state.stride_d, n);
@@ -175,7 +175,7 @@ struct Walk {
     load_n(g.dy, at_row(p.dy, b, t), p.dy.stride_d, n);
     const Acc* x[kMaxWidth];
     block.oldest_first(x);
-    row(x, block.w, block.bias, g, n);
+    row(x, block.w[0], block.pitch, block.bias, g, n);
   }
 
   void store_dx(const Sequence& s, int64_t b, int64_t t, Acc* dx) {
@@ -198,7 +198,7 @@ struct Walk {
         continue;
       }
       if (first < t) {
-        alignas(64) Acc sums[kMaxWidth + 1][kBlock];
+        alignas(64) Acc sums[kMaxWidth + 1][kNarrow];
         std::memcpy(sums, g.dw, sizeof g.dw);
         std::memcpy(sums[kMaxWidth], g.db, sizeof g.db);
         for (int64_t r = first; r < t; ++r) step(b, r);
@@ -290,10 +290,10 @@ void bwd_part(const BwdParams& p, int64_t part, int64_t c, int n) {
 
 template <typename Acc, typename x_t>
 void bwd_items(const BwdParams& p, int64_t begin, int64_t end) {
-  const int64_t blocks = channel_blocks(p.D), parts = parts_to_walk(p);
+  const int64_t blocks = blocks_of(p.D, kNarrow), parts = parts_to_walk(p);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t c = item % blocks * kBlock, i = item / blocks;
-    const int n = static_cast<int>(smaller(kBlock, p.D - c));
+    const int64_t c = item % blocks * kNarrow, i = item / blocks;
+    const int n = static_cast<int>(smaller(kNarrow, p.D - c));
     if (i < parts) {
       bwd_part<Acc, x_t>(p, i, c, n);
     } else {
@@ -304,9 +304,9 @@ void bwd_items(const BwdParams& p, int64_t begin, int64_t end) {
 
 template <typename Acc>
 void bwd_sum(const BwdParams& p, int64_t block) {
-  alignas(64) Acc sum[kBlock];
-  const int64_t c = block * kBlock;
-  const int n = static_cast<int>(smaller(kBlock, p.D - c));
+  alignas(64) Acc sum[kNarrow];
+  const int64_t c = block * kNarrow;
+  const int n = static_cast<int>(smaller(kNarrow, p.D - c));
   for (int k = 0; k <= p.W; ++k) {
     const WeightGrad& to = k < p.W ? p.dweight : p.dbias;
     if (!to.ptr) continue;
@@ -321,7 +321,7 @@ void bwd_sum(const BwdParams& p, int64_t block) {
 }
 
 Work bwd_work(const BwdParams& p) {
-  return {(parts_to_walk(p) + (p.dinitial.ptr ? p.N : 0)) * channel_blocks(p.D), 1};
+  return {(parts_to_walk(p) + (p.dinitial.ptr ? p.N : 0)) * blocks_of(p.D, kNarrow), 1};
 }
 
 void bwd_range(const BwdParams& p, int64_t begin, int64_t end) {
@@ -334,7 +334,7 @@ void bwd_range(const BwdParams& p, int64_t begin, int64_t end) {
 }
 
 Work bwd_sum_work(const BwdParams& p) {
-  return {p.dweight.ptr || p.dbias.ptr ? channel_blocks(p.D) : 0, 4};
+  return {p.dweight.ptr || p.dbias.ptr ? blocks_of(p.D, kNarrow) : 0, 4};
 }
 
 void bwd_sum_range(const BwdParams& p, int64_t begin, int64_t end) {

@@ -3,7 +3,7 @@
 // here: their inline copies would be merged across targets, and a baseline processor could be
 // handed an AVX one. Every level runs the same fma chain and the same exp, so bits agree.
 //
-// Rows are taken to fp32 (fp64 for fp64 x) buffers of kBlock channels, computed there, and put
+// Rows are taken to fp32 (fp64 for fp64 x) buffers of a block of channels, computed there, and put
 // back; only the load and store of a row know dtypes and strides.
 
 #include <cstdint>
@@ -14,8 +14,17 @@
 namespace short_conv::cpu::SHORT_CONV_ISA {
 namespace {
 
-constexpr int kBlock = 512;  // channels: ring, taps and output of W = 4 stay within 24 KB of L1
-constexpr int kRows = 64;    // of a tile: its W-1 history rows cost 5% more loads
+constexpr int kNarrow = 512;  // channels: ring, taps and output of W = 4 stay within 24 KB of L1
+constexpr int kRows = 64;     // of a tile: its W-1 history rows cost 5% more loads
+
+// Channels of the widest block. The forward reads rows as long as it can: rows of 512 channels end
+// before the prefetcher has begun, and took 1.6 times as long at [1, 2048, 8192] (Granite Rapids).
+template <typename Acc>
+constexpr int kWide = 16384 / sizeof(Acc);
+
+// Between rows of a block: not a multiple of a page, or all of them share the sets of L1.
+template <typename Acc, int kChannels>
+constexpr int kPitch = kChannels + 64 / sizeof(Acc);
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -178,50 +187,57 @@ inline V silu(V a) {
 
 // One row: y = act(bias + sum_k w[k] x[k]), oldest tap first, for results that become x_t.
 template <typename Acc, typename x_t, int kWidth, bool kSilu>
-void convolve(const Acc* const* x, const Acc (*w)[kBlock], const Acc* bias, Acc* y, int n) {
+void convolve(const Acc* const* x, const Acc* w, int pitch, const Acc* bias, Acc* y, int n) {
   const Acc* rows[kWidth];
   for (int k = 0; k < kWidth; ++k) rows[k] = x[k];
 #pragma GCC ivdep
   for (int i = 0; i < n; ++i) {
     Acc acc = bias[i];
-    for (int k = 0; k < kWidth; ++k) acc = fma_of(w[k][i], rows[k][i], acc);
+    for (int k = 0; k < kWidth; ++k) acc = fma_of(w[k * pitch + i], rows[k][i], acc);
     y[i] = kSilu ? silu<x_t>(acc) : acc;
   }
 }
 
 // kGroup rows at once, straight from x to y: taps are read once for all of them, each x row is
 // converted once, and the rows' chains overlap. x[0] is the oldest row of the first output.
-constexpr int kGroup = 4;
+constexpr int kGroup = 4, kGroupWidth = 4;
 
 template <typename x_t, int kWidth, bool kSilu>
-void convolve_group(const x_t* const* x, const float (*w)[kBlock], const float* bias, x_t* y,
+void convolve_group(const x_t* const* x, const float* w, int pitch, const float* bias, x_t* y,
                     int64_t stride, int n) {
   const x_t* rows[kWidth - 1 + kGroup];
   for (int r = 0; r < kWidth - 1 + kGroup; ++r) rows[r] = x[r];
-  for (int i = 0; i < n; i += kLanes) {
-    VecF in[kWidth - 1 + kGroup], acc[kGroup];
+  typedef Unit<x_t> U;
+  for (int i = 0; i < n; i += U::kSize) {
+    VecF in[kWidth - 1 + kGroup][U::kVecs], out[kGroup][U::kVecs];
 #pragma GCC unroll 16
-    for (int r = 0; r < kWidth - 1 + kGroup; ++r) in[r] = load_vec(rows[r] + i);
+    for (int r = 0; r < kWidth - 1 + kGroup; ++r) U::load(rows[r] + i, in[r]);
+#pragma GCC unroll 2
+    for (int u = 0; u < U::kVecs; ++u) {
+      const int at = i + u * kLanes;
+      VecF acc[kGroup];
 #pragma GCC unroll 16
-    for (int j = 0; j < kGroup; ++j) acc[j] = load_vec(bias + i);
+      for (int j = 0; j < kGroup; ++j) acc[j] = load_vec(bias + at);
 #pragma GCC unroll 16
-    for (int k = 0; k < kWidth; ++k) {
-      const VecF tap = load_vec(w[k] + i);
+      for (int k = 0; k < kWidth; ++k) {
+        const VecF tap = load_vec(w + k * pitch + at);
 #pragma GCC unroll 16
-      for (int j = 0; j < kGroup; ++j) acc[j] = fma_of(tap, in[j + k], acc[j]);
+        for (int j = 0; j < kGroup; ++j) acc[j] = fma_of(tap, in[j + k][u], acc[j]);
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < kGroup; ++j) out[j][u] = kSilu ? silu<x_t>(acc[j]) : acc[j];
     }
 #pragma GCC unroll 16
-    for (int j = 0; j < kGroup; ++j)
-      store_vec(y + j * stride + i, kSilu ? silu<x_t>(acc[j]) : acc[j]);
+    for (int j = 0; j < kGroup; ++j) U::store(y + j * stride + i, out[j]);
   }
 }
 
 template <typename Acc>
-using Convolve = void (*)(const Acc* const*, const Acc (*)[kBlock], const Acc*, Acc*, int);
+using Convolve = void (*)(const Acc* const*, const Acc*, int, const Acc*, Acc*, int);
 
 template <typename x_t>
-using ConvolveGroup = void (*)(const x_t* const*, const float (*)[kBlock], const float*, x_t*,
-                               int64_t, int);
+using ConvolveGroup = void (*)(const x_t* const*, const float*, int, const float*, x_t*, int64_t,
+                               int);
 
 template <typename Acc, typename x_t, bool kSilu>
 Convolve<Acc> convolve_of(int32_t W) {
@@ -232,7 +248,7 @@ Convolve<Acc> convolve_of(int32_t W) {
   return table[W - 1];
 }
 
-// The common widths; null for the others, whose rows go one at a time.
+// The common widths, to kGroupWidth; null for the others, whose rows go one at a time.
 template <typename x_t>
 ConvolveGroup<x_t> convolve_group_of(int32_t W, bool silu) {
   switch (W) {
@@ -244,12 +260,13 @@ ConvolveGroup<x_t> convolve_group_of(int32_t W, bool silu) {
 }
 
 // Taps, bias and the last W inputs of a block of channels.
-template <typename Acc, typename x_t>
+template <typename Acc, typename x_t, int kChannels>
 struct Block {
-  alignas(64) Acc w[kMaxWidth][kBlock];
-  alignas(64) Acc bias[kBlock];
-  alignas(64) Acc ring[kMaxWidth][kBlock];
-  alignas(64) Acc y[kBlock];
+  static constexpr int pitch = kPitch<Acc, kChannels>;
+  alignas(64) Acc w[kMaxWidth][pitch];
+  alignas(64) Acc bias[pitch];
+  alignas(64) Acc ring[kMaxWidth][pitch];
+  alignas(64) Acc y[pitch];
   Convolve<Acc> row;
   int32_t W;
   int n;       // channels
@@ -272,7 +289,7 @@ struct Block {
     if (b.ptr) {
       load_any(bias, b.ptr, b.dtype, c * b.stride_d, b.stride_d, n);
     } else {
-      std::memset(bias, 0, sizeof bias);
+      std::memset(bias, 0, n * sizeof(Acc));
     }
     clear();
   }
@@ -297,7 +314,7 @@ struct Block {
   void convolve_newest() {
     const Acc* x[kMaxWidth];
     oldest_first(x);
-    row(x, w, bias, y, n);
+    row(x, w[0], pitch, bias, y, n);
   }
 };
 
@@ -429,12 +446,21 @@ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c, int n) {
   const x_t* x = static_cast<const x_t*>(p.x.ptr) + b * p.x.stride_b + c * p.x.stride_d;
   x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
   const int64_t t1 = smaller(t0 + kRows, p.T);
-  Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, n);
+  Block<Acc, x_t, kWide<Acc>> block(p.weight, p.bias, p.W, p.silu, c, n);
   RowCursor rows(p, b, t0);
   ConvolveGroup<x_t> group = nullptr;
-  if constexpr (sizeof(x_t) <= 4)
-    if (p.x.stride_d == 1 && p.y.stride_d == 1 && n % kLanes == 0)
+  const Acc *w = block.w[0], *bias = block.bias;
+  alignas(64) Acc ordered[Unit<x_t>::kVecs > 1 ? kGroupWidth + 1 : 1][block.pitch];
+  if constexpr (sizeof(x_t) <= 4) {
+    if (p.x.stride_d == 1 && p.y.stride_d == 1 && n % Unit<x_t>::kSize == 0)
       group = convolve_group_of<x_t>(p.W, p.silu);
+    if constexpr (Unit<x_t>::kVecs > 1)
+      if (group) {
+        for (int k = 0; k < p.W; ++k) Unit<x_t>::in_order(ordered[k], block.w[k], n);
+        Unit<x_t>::in_order(ordered[kGroupWidth], block.bias, n);
+        w = ordered[0], bias = ordered[kGroupWidth];
+      }
+  }
 
   bool ring_current = false;  // whether the ring holds the rows just before t
   for (int64_t t = t0; t < t1;) {
@@ -442,7 +468,7 @@ void fwd_tile(const FwdParams& p, int64_t b, int64_t t0, int64_t c, int n) {
       if (group && t + kGroup <= t1 && rows.plain(t - (p.W - 1), t + kGroup)) {
         const x_t* in[kMaxWidth - 1 + kGroup];
         for (int r = 0; r < p.W - 1 + kGroup; ++r) in[r] = x + (t - (p.W - 1) + r) * p.x.stride_t;
-        group(in, block.w, block.bias, y + t * p.y.stride_t, p.y.stride_t, n);
+        group(in, w, block.pitch, bias, y + t * p.y.stride_t, p.y.stride_t, n);
         t += kGroup;
         ring_current = false;
         continue;
@@ -493,7 +519,7 @@ void fwd_head(const FwdParams& p, int64_t n, int64_t c, int channels) {
 
   if (p.initial.ptr && p.y.ptr && p.W > 1) {
     x_t* y = static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d;
-    Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, channels);
+    Block<Acc, x_t, kWide<Acc>> block(p.weight, p.bias, p.W, p.silu, c, channels);
     for (int k = p.W - 1; k > 0 && has_initial; --k)
       load_any(block.next(), p.initial.ptr, p.initial.dtype,
                initial + (p.initial.len - k) * p.initial.stride_l, p.initial.stride_d, channels);
@@ -507,7 +533,7 @@ void fwd_head(const FwdParams& p, int64_t n, int64_t c, int channels) {
 
   if (!p.final.ptr) return;
   // Ascending columns: in place, column j takes column j + length, not yet overwritten.
-  alignas(64) Acc column[kBlock];
+  alignas(64) Acc column[kWide<Acc>];
   for (int64_t j = 0; j < p.final.len; ++j) {
     const int64_t t = last.end - p.final.len + j;
     const int64_t from = p.initial.len + t - last.start;
@@ -517,22 +543,36 @@ void fwd_head(const FwdParams& p, int64_t n, int64_t c, int channels) {
       load_any(column, p.initial.ptr, p.initial.dtype, initial + from * p.initial.stride_l,
                p.initial.stride_d, channels);
     } else {
-      std::memset(column, 0, sizeof column);
+      std::memset(column, 0, channels * sizeof(Acc));
     }
     store_any(p.final.ptr, p.final.dtype, final + j * p.final.stride_l, p.final.stride_d, column,
               channels);
   }
 }
 
-inline int64_t channel_blocks(int64_t D) { return (D + kBlock - 1) / kBlock; }
+inline int64_t blocks_of(int64_t D, int64_t channels) { return (D + channels - 1) / channels; }
 inline int64_t tiles_per_row(const FwdParams& p) { return p.y.ptr ? (p.T + kRows - 1) / kRows : 0; }
+
+// Rows and heads, each once for every block of channels.
+inline int64_t fwd_rows(const FwdParams& p) {
+  return p.B * tiles_per_row(p) + (p.initial.ptr || p.final.ptr ? p.N : 0);
+}
+
+// As wide as leaves an item for every core of a socket.
+template <typename Acc>
+int64_t fwd_channels(const FwdParams& p) {
+  int64_t channels = kWide<Acc>;
+  while (channels > kNarrow && fwd_rows(p) * blocks_of(p.D, channels) < 64) channels /= 2;
+  return channels;
+}
 
 template <typename Acc, typename x_t>
 void fwd_items(const FwdParams& p, int64_t begin, int64_t end) {
-  const int64_t blocks = channel_blocks(p.D), per_row = tiles_per_row(p), tiles = p.B * per_row;
+  const int64_t channels = fwd_channels<Acc>(p), blocks = blocks_of(p.D, channels);
+  const int64_t per_row = tiles_per_row(p), tiles = p.B * per_row;
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t c = item % blocks * kBlock, which = item / blocks;
-    const int n = static_cast<int>(smaller(kBlock, p.D - c));
+    const int64_t c = item % blocks * channels, which = item / blocks;
+    const int n = static_cast<int>(smaller(channels, p.D - c));
     if (which < tiles) {
       fwd_tile<Acc, x_t>(p, which / per_row, which % per_row * kRows, c, n);
     } else {
@@ -565,8 +605,8 @@ inline void append_block(s_t* rows, const s_t* newest, int n) {
 template <typename x_t, typename w_t, typename s_t>
 void update_rows(const UpdateParams& p, const x_t* x, x_t* y, s_t* state, const w_t* weight,
                  int64_t c, int n) {
-  alignas(64) float bias[kBlock] = {}, sums[kBlock];
-  alignas(64) s_t newest[kBlock];
+  alignas(64) float bias[kNarrow] = {}, sums[kNarrow];
+  alignas(64) s_t newest[kNarrow];
   if (p.bias.ptr) load_any(bias, p.bias.ptr, p.bias.dtype, c * p.bias.stride_d, p.bias.stride_d, n);
   for (int i = 0; i < n; i += kLanes) {
     VecF w[4], s[4];
@@ -613,7 +653,7 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
       static_cast<x_t*>(p.y.ptr) + b * p.y.stride_b + c * p.y.stride_d + span.start * p.y.stride_t;
   const int64_t slot = slot_of(p.slots, p.state.count, n);
   if (slot < 0) {
-    alignas(64) Acc zeros[kBlock] = {};
+    alignas(64) Acc zeros[kNarrow] = {};
     for (int64_t t = 0; t < T; ++t) store_n(y + t * p.y.stride_t, p.y.stride_d, zeros, channels);
     return;
   }
@@ -634,7 +674,7 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
       return;
     }
 
-  Block<Acc, x_t> block(p.weight, p.bias, p.W, p.silu, c, channels);
+  Block<Acc, x_t, kNarrow> block(p.weight, p.bias, p.W, p.silu, c, channels);
   for (int k = p.W - 1; k > 0; --k) {
     const int64_t column = p.circular.ptr ? wrap(position - k, L) : known - k;
     load_any(block.next(), p.state.ptr, p.state.dtype, base + column * p.state.stride_l,
@@ -651,7 +691,7 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
   }
   if (p.circular.ptr || T == 0) return;
 
-  alignas(64) Acc column[kBlock];
+  alignas(64) Acc column[kNarrow];
   // Column j takes input j + shift of (known columns, then x). In place this ascends when columns
   // move left and descends when rejected tokens make them move right.
   const int64_t shift = known + T - L;
@@ -663,7 +703,7 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
       load_any(column, p.state.ptr, p.state.dtype, base + from * p.state.stride_l, p.state.stride_d,
                channels);
     } else {
-      std::memset(column, 0, sizeof column);
+      std::memset(column, 0, channels * sizeof(Acc));
     }
     store_any(p.state.ptr, p.state.dtype, base + j * p.state.stride_l, p.state.stride_d, column,
               channels);
@@ -672,22 +712,23 @@ void update_item(const UpdateParams& p, int64_t n, int64_t c, int channels) {
 
 template <typename Acc, typename x_t>
 void update_items(const UpdateParams& p, int64_t begin, int64_t end) {
-  const int64_t blocks = channel_blocks(p.D);
+  const int64_t blocks = blocks_of(p.D, kNarrow);
   for (int64_t item = begin; item < end; ++item) {
-    const int64_t c = item % blocks * kBlock;
-    update_item<Acc, x_t>(p, item / blocks, c, static_cast<int>(smaller(kBlock, p.D - c)));
+    const int64_t c = item % blocks * kNarrow;
+    update_item<Acc, x_t>(p, item / blocks, c, static_cast<int>(smaller(kNarrow, p.D - c)));
   }
 }
 
 Work fwd_work(const FwdParams& p) {
-  const int64_t heads = p.initial.ptr || p.final.ptr ? p.N : 0;
-  const int64_t tile = smaller(p.T, kRows) * smaller(p.D, kBlock);
-  return {(p.B * tiles_per_row(p) + heads) * channel_blocks(p.D), 1 + 32768 / larger(tile, 1)};
+  const int64_t channels =
+      p.dtype == DType::kFloat64 ? fwd_channels<double>(p) : fwd_channels<float>(p);
+  const int64_t tile = smaller(p.T, kRows) * smaller(p.D, channels);
+  return {fwd_rows(p) * blocks_of(p.D, channels), 1 + 32768 / larger(tile, 1)};
 }
 
 Work update_work(const UpdateParams& p) {
-  const int64_t elements = smaller(p.D, kBlock) * (p.cu_seqlens.ptr ? 1 : larger(p.T, 1));
-  return {p.N * channel_blocks(p.D), 1 + 16384 / larger(elements, 1)};
+  const int64_t elements = smaller(p.D, kNarrow) * (p.cu_seqlens.ptr ? 1 : larger(p.T, 1));
+  return {p.N * blocks_of(p.D, kNarrow), 1 + 16384 / larger(elements, 1)};
 }
 
 void fwd_range(const FwdParams& p, int64_t begin, int64_t end) {

@@ -115,15 +115,50 @@ inline VecF load_vec(const Bf16* p) { return as_float(widen(load_bits(p)) << 16)
 inline VecF load_vec(const Fp16* p) { return from_half(load_bits(p)); }
 
 inline void store_vec(float* p, VecF v) { std::memcpy(p, &v, sizeof v); }
-inline void store_vec(Bf16* p, VecF v) {
+// In the upper 16 bits of each float.
+inline VecU rounded_to_bf16(VecF v) {
   const VecU bits = as_bits(v), rounded = bits + 0x7fff + (bits >> 16 & 1);
-  const VecH h = narrow((v == v ? rounded : (VecU{} + 0x7fc00000u)) >> 16);
+  return v == v ? rounded : (VecU{} + 0x7fc00000u);
+}
+inline void store_vec(Bf16* p, VecF v) {
+  const VecH h = narrow(rounded_to_bf16(v) >> 16);
   std::memcpy(p, &h, sizeof h);
 }
 inline void store_vec(Fp16* p, VecF v) {
   const VecH h = to_half(v);
   std::memcpy(p, &h, sizeof h);
 }
+
+// What a row is read and written by: one vector, of bf16 two, from the low and high halves of each
+// 32 bits, which takes a shift and a mask where neighbours in order take a widening and a shuffle.
+// in_order takes a row of floats to that order.
+template <typename x_t>
+struct Unit {
+  static constexpr int kVecs = 1, kSize = kLanes;
+  static void load(const x_t* p, VecF (&v)[1]) { v[0] = load_vec(p); }
+  static void store(x_t* p, const VecF (&v)[1]) { store_vec(p, v[0]); }
+};
+
+template <>
+struct Unit<Bf16> {
+  static constexpr int kVecs = 2, kSize = 2 * kLanes;
+  static void load(const Bf16* p, VecF (&v)[2]) {
+    VecU pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    v[0] = as_float(pairs << 16), v[1] = as_float(pairs & 0xffff0000u);
+  }
+  static void store(Bf16* p, const VecF (&v)[2]) {
+    const VecU pairs = rounded_to_bf16(v[0]) >> 16 | (rounded_to_bf16(v[1]) & 0xffff0000u);
+    std::memcpy(p, &pairs, sizeof pairs);
+  }
+  static void in_order(float* to, const float* from, int n) {
+    for (int i = 0; i < n; i += kSize) {
+      const VecF a = load_vec(from + i), b = load_vec(from + i + kLanes);
+      store_vec(to + i, evens(a, b));
+      store_vec(to + i + kLanes, odds(a, b));
+    }
+  }
+};
 
 // The 4 columns of kLanes channels from [D, 4] rows, and back. The AVX2 zips work within lanes of
 // 128 bits, so there lane 1 takes the rows of channels 4 to 7.
