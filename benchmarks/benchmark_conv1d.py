@@ -557,6 +557,7 @@ def main() -> None:
     parser.add_argument("--suite", nargs="+", choices=suites, default=["all"])
     parser.add_argument("--providers", nargs="+", choices=Providers.NAMES, default=Providers.NAMES)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--kernel", type=Path, default=ROOT / "build")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     args = parser.parse_args()
@@ -565,8 +566,11 @@ def main() -> None:
     torch.manual_seed(0)
     providers = Providers(get_local_kernel(args.kernel))
     wanted = list(dict.fromkeys(c for suite in args.suite for c in cases(suite)))
-    results = []
+    results, stop = [], time.monotonic() + args.time_limit
     for case in track(wanted, "measuring", transient=True):
+        if time.monotonic() > stop:
+            print(f"time limit: {len(wanted) - len(results)} of {len(wanted)} cases not measured")
+            break
         host = case.kind == "update" or case.T <= 64
         results.append(measure(providers, case, list(args.providers), args.repeats, host))
         torch.cuda.empty_cache()
