@@ -19,7 +19,7 @@ k = get_local_kernel(Path(sys.argv[1]))
 torch.manual_seed(0)
 results = []
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
-    for T, D in ((70, 1), (70, 7), (70, 8), (70, 33), (70, 640), (2100, 4128)):
+    for T, D in ((70, 1), (70, 7), (70, 8), (70, 33), (70, 600), (70, 640), (2100, 4128)):
         x = (3 * torch.randn(2, T, D)).to(dtype)
         w = torch.randn(D, 4).to(dtype)
         s = torch.randn(2, D, 4).to(dtype)

@@ -22,10 +22,6 @@ constexpr int kRows = 64;     // of a tile: its W-1 history rows cost 5% more lo
 template <typename Acc>
 constexpr int kWide = 16384 / sizeof(Acc);
 
-// Between rows of a block: not a multiple of a page, or all of them share the sets of L1.
-template <typename Acc, int kChannels>
-constexpr int kPitch = kChannels + 64 / sizeof(Acc);
-
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t clamp(int64_t v, int64_t low, int64_t high) {
@@ -262,7 +258,8 @@ ConvolveGroup<x_t> convolve_group_of(int32_t W, bool silu) {
 // Taps, bias and the last W inputs of a block of channels.
 template <typename Acc, typename x_t, int kChannels>
 struct Block {
-  static constexpr int pitch = kPitch<Acc, kChannels>;
+  // Between rows: not a multiple of a page, or all of them share the sets of L1.
+  static constexpr int pitch = kChannels + 64 / sizeof(Acc);
   alignas(64) Acc w[kMaxWidth][pitch];
   alignas(64) Acc bias[pitch];
   alignas(64) Acc ring[kMaxWidth][pitch];
