@@ -7,7 +7,7 @@ NVCC = command -v nvcc >/dev/null || test -x "$${CUDA_HOME:-/nowhere}/bin/nvcc"
 
 CXX_FILES = $(shell git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 
-.PHONY: demo test lint format bench bench-cpu clean
+.PHONY: demo test lint format bench bench-models bench-cpu clean
 
 demo: .venv/.demo
 	$(BIN)/python tools/build.py cpu
@@ -30,6 +30,10 @@ format: .venv/.test
 bench: .venv/.bench
 	$(BIN)/python tools/build.py all
 	$(BIN)/python benchmarks/benchmark_conv1d.py
+
+bench-models: .venv/.bench
+	$(BIN)/python tools/build.py all
+	$(BIN)/python benchmarks/bench_models.py
 
 bench-cpu: .venv/.bench
 	$(BIN)/python tools/build.py cpu

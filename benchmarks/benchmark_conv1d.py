@@ -18,6 +18,7 @@ import importlib
 import importlib.metadata
 import json
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -152,38 +153,38 @@ def cases(suite: str) -> list[Case]:
 class Inputs:
     """One set of tensors of a case."""
 
-    def __init__(self, case: Case):
+    def __init__(self, case: Case, device: torch.device | str = "cuda"):
         dtype = DTYPES[case.dtype]
         B, T, D, W = case.B, case.T, case.D, case.W
         weight_dtype = DTYPES[case.weight] if case.weight else dtype
-        self.weight = (torch.randn(D, W, device="cuda") / W**0.5).to(weight_dtype)
-        self.bias = torch.randn(D, device="cuda").to(weight_dtype) if case.bias else None
+        self.weight = (torch.randn(D, W, device=device) / W**0.5).to(weight_dtype)
+        self.bias = torch.randn(D, device=device).to(weight_dtype) if case.bias else None
         self.silu = "silu" if case.silu else None
         if case.kind == "update":
-            self.x = torch.randn(B, D, device="cuda").to(dtype)
-            self.state = torch.randn(B, D, W, device="cuda").to(dtype)
+            self.x = torch.randn(B, D, device=device).to(dtype)
+            self.state = torch.randn(B, D, W, device=device).to(dtype)
             self.spare = torch.empty_like(self.state)
             self.y = torch.empty_like(self.x)
             return
         if case.layout == "slice":
-            self.x = torch.randn(B, T, 3 * D, device="cuda", dtype=dtype)[..., D : 2 * D]
+            self.x = torch.randn(B, T, 3 * D, device=device, dtype=dtype)[..., D : 2 * D]
         elif case.layout == "channel_first":
-            self.x = torch.randn(B, D, T, device="cuda", dtype=dtype).transpose(1, 2)
+            self.x = torch.randn(B, D, T, device=device, dtype=dtype).transpose(1, 2)
         else:
-            self.x = torch.randn(B, T, D, device="cuda", dtype=dtype)
+            self.x = torch.randn(B, T, D, device=device, dtype=dtype)
         self.y = torch.empty_like(self.x)
-        self.dense = torch.empty(B * T * D, dtype=dtype, device="cuda")
+        self.dense = torch.empty(B * T * D, dtype=dtype, device=device)
         self.dense_out = torch.empty_like(self.dense)
         self.cu = self.ids = self.state = self.final = None
         N = B
         if case.lengths:
-            lengths = torch.tensor(LENGTHS[case.lengths](T), device="cuda")
+            lengths = torch.tensor(LENGTHS[case.lengths](T), device=device)
             self.cu = F.pad(lengths.cumsum(0), (1, 0)).int()
-            order = torch.arange(lengths.numel(), device="cuda")
+            order = torch.arange(lengths.numel(), device=device)
             self.ids = torch.repeat_interleave(order, lengths).int()[None]
             N = lengths.numel()
         if case.states:
-            self.state = torch.randn(N, D, W, device="cuda").to(dtype)
+            self.state = torch.randn(N, D, W, device=device).to(dtype)
             self.final = torch.empty_like(self.state)
         if case.kind in ("bwd", "train"):
             self.dy = torch.randn_like(self.x)
@@ -211,10 +212,10 @@ class Providers:
 
     def __init__(self, kernel):
         self.kernel = kernel
+        self.qwen = transformers_file("qwen3_5")
         self.dao = _optional("causal_conv1d")
         self.fla = _optional("fla.modules.convolution")
         self.cudnn = _optional("cudnn.ops") or _optional("cudnn")
-        self.qwen = _optional("transformers.models.qwen3_5.modeling_qwen3_5")
         self.compiled = torch.compile(_shift_and_add, dynamic=False)
 
     NAMES = (
@@ -301,15 +302,17 @@ class Providers:
         return lambda: self.compiled(i.x, i.weight, i.bias, case.silu)
 
     def transformers(self, case, i):
-        if not self.qwen or case.T * case.D > 8192 * 8192 or case.lengths or case.states:
-            return None
-        if case.kind in ("bwd", "train"):
+        if not self.qwen or case.T > 32768 or case.lengths or case.states or case.kind == "bwd":
             return None
         if case.kind == "update":
             x = i.x[..., None]
             update = self.qwen.causal_conv1d_update
             return lambda: update(x, i.state, i.weight, i.bias, i.silu)
         fn = self.qwen.causal_conv1d_fn
+        if case.kind == "train":
+            return i.gradients(lambda x, weight: fn(
+                x.transpose(1, 2), weight, None, activation=i.silu
+            ).transpose(1, 2))  # fmt: skip
         return lambda: fn(i.x.transpose(1, 2), i.weight, i.bias, activation=i.silu)
 
 
@@ -318,6 +321,18 @@ def _optional(name: str):
         return importlib.import_module(name)
     except Exception:  # a peer that is absent or does not load here is left out, by name
         return None
+
+
+def transformers_file(family: str):
+    """A modeling file with its own conv functions: it takes causal-conv1d's where it finds them."""
+    dao = sys.modules.get("causal_conv1d")
+    sys.modules["causal_conv1d"] = None  # an import of it fails
+    try:
+        return _optional(f"transformers.models.{family}.modeling_{family}")
+    finally:
+        del sys.modules["causal_conv1d"]
+        if dao is not None:
+            sys.modules["causal_conv1d"] = dao
 
 
 def _shift_and_add(x, weight, bias, silu: bool):
@@ -575,22 +590,28 @@ def main() -> None:
         results.append(measure(providers, case, list(args.providers), args.repeats, host))
         torch.cuda.empty_cache()
     add_ratios(results)
-    machine = {
-        "date": str(datetime.date.today()), "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__, "cuda": torch.version.cuda,
-        "kernel": providers.kernel.__name__, "command": "make bench",
-        "versions": {
-            name: _version(name) for name in
-            ("causal-conv1d", "flash-linear-attention", "nvidia-cudnn-frontend", "triton",
-             "transformers", "kernels")
-        },
-    }  # fmt: skip
-    show(results, list(args.providers), machine)
-    stem = f"{machine['device'].split()[-1].lower()}-{'-'.join(args.suite)}-{machine['date']}"
+    facts = machine(providers, "make bench")
+    show(results, list(args.providers), facts)
+    stem = f"{facts['device'].split()[-1].lower()}-{'-'.join(args.suite)}-{facts['date']}"
     args.out.mkdir(parents=True, exist_ok=True)
-    payload = {"machine": machine, "results": results}
+    payload = {"machine": facts, "results": results}
     (args.out / f"{stem}.json").write_text(json.dumps(payload, indent=1) + "\n")
     plot(results, list(args.providers), args.out, stem)
+
+
+def machine(providers: Providers, command: str) -> dict:
+    """What a results file says of where it was measured."""
+    packages = ("causal-conv1d", "flash-linear-attention", "nvidia-cudnn-frontend", "triton",
+                "transformers", "kernels")  # fmt: skip
+    return {
+        "date": str(datetime.date.today()),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "kernel": providers.kernel.__name__,
+        "command": command,
+        "versions": {name: _version(name) for name in packages},
+    }
 
 
 def _version(name: str) -> str | None:

@@ -372,6 +372,14 @@ def test_unknown_tensors_are_refused_and_known_ones_are_not(kernel, device):
             model(ids, document_ids=ids)
 
 
+def test_glm_without_its_vision_part(kernel, device):
+    """The text model hands its input_ids down to the blocks; the whole model does not."""
+    model, ids = tiny("glm5_next", device).model.language_model, prompt(1, 8, device)
+    expected = model(ids).last_hidden_state
+    with patch(model, kernel, strict=True):
+        close(model(ids).last_hidden_state, expected)
+
+
 def test_offsets_need_one_row(kernel, device):
     model = tiny("lfm2", device)
     cu = packed([9, 7], device)[0]

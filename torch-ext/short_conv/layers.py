@@ -17,6 +17,7 @@ _OFFSETS = ("cu_seqlens", "cu_seq_lens_q")
 _IGNORED = {
     "cache_position",
     "cu_seq_lens_k",
+    "input_ids",
     "labels",
     "max_length_k",
     "max_length_q",
