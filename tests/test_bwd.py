@@ -158,6 +158,34 @@ def test_dense(kernel, reference, device, layout, dtype, T):
     check(kernel, reference, *tensors, **states)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("W", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("silu", [False, True])
+# One access a channel, one step of a block, parts of several blocks.
+@pytest.mark.parametrize("shape", [(2, 8, 5), (1, 1048, 3), (2, 8208, 2), (1, 16392, 1)])
+def test_channel_first_without_states(kernel, reference, device, dtype, W, silu, shape):
+    tensors, _ = case(device, *shape, dtype=dtype, W=W, states=False, x="channel_first",
+                      dy="channel_first")  # fmt: skip
+    check(kernel, reference, *tensors, silu=silu)
+    x, dy, weight, _ = tensors
+    both = gradients(kernel, x, dy, weight, silu=silu)
+    for name in ("x", "weight"):
+        only = gradients(kernel, x, dy, weight, silu=silu, wanted=(name,))
+        assert torch.equal(only[name], both[name])
+
+
+def test_channel_first_rows_behind_the_end_add_nothing(kernel, device):
+    """0 * inf would be NaN: the last rows' dx must not see the taps that reach past the end."""
+    x, dy = (randn(1, 16, 3, device=device, layout="channel_first") for _ in range(2))
+    weight = torch.tensor([math.inf, 2.0, 3.0, 0.5], device=device).expand(3, 4)
+    dx = gradients(kernel, x, dy, weight, silu=False, wanted=("x",))["x"]
+    last = 0.5 * dy[:, -3:]
+    last[:, :2] += 3 * dy[:, -2:]
+    last[:, :1] += 2 * dy[:, -1:]
+    torch.testing.assert_close(dx[:, -3:], last)
+    assert not dx[:, :-3].isfinite().any()
+
+
 @pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, LAYOUTS)), ids="-".join)
 @pytest.mark.parametrize("D", [5, 64, 130])
 def test_layouts_of_x_and_dy(kernel, reference, device, layouts, D):

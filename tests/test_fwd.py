@@ -60,6 +60,15 @@ def test_dense(kernel, reference, device, layout, dtype, T):
     check(kernel, reference, x, weight, return_final_state=True)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("W", [1, 2, 3, 4, 5, 8])
+# One access a channel, one step of a block, parts of several blocks.
+@pytest.mark.parametrize("shape", [(2, 8, 5), (1, 1048, 3), (2, 8208, 2), (1, 16392, 1)])
+def test_channel_first_without_states(kernel, reference, device, dtype, W, shape):
+    x = randn(*shape, dtype=dtype, device=device, layout="channel_first")
+    check(kernel, reference, x, randn(shape[-1], W, device=device))
+
+
 @pytest.mark.parametrize("packing", ["dense", "cu_seqlens", "seq_idx"])
 @pytest.mark.parametrize("T", [31, 32, 33, 64, 255, 257, 700])
 @pytest.mark.parametrize("D", [5, 64, 130])

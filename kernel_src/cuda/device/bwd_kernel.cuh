@@ -199,28 +199,39 @@ struct BwdBatch {
   }
 };
 
-// Window and pending rows for row t, the rows from `first` on redone without their sums.
+// Window and pending rows for row t, the rows from `first` on redone without their sums. Their
+// loads leave together in the kernels that models use; elsewhere one row's code serves all.
 template <typename Io, int kWidth, bool kExact>
 __device__ void bwd_enter(const BwdRows<Io>& rows, Walk<Io, kWidth, kExact>& walk,
                           const Sequence& s, int first, int t) {
   constexpr int kLag = kWidth - 1;
+  constexpr bool kTogether = kBwdCommon<typename Io::x_t, kWidth, kExact>;
   typename Io::Raw x[kLag], dy[kLag];
+  auto load = [&](int j, int row) {
+    x[j] = Io::load(rows.x(row));
+    dy[j] = Io::load(rows.dy(row));
+  };
+  auto step = [&](int j) {
+    typename Io::Unit in[Io::kUnits], grad[Io::kUnits], dx[Io::kUnits];
+    Io::unpack(x[j], in);
+    Io::unpack(dy[j], grad);
+    walk.step(in, grad, rows.p.silu, false, dx);
+  };
+  if constexpr (kTogether) {
 #pragma unroll
-  for (int j = 0; j < kLag; ++j)
-    if (t - kLag + j >= first && !s.padding) {
-      x[j] = Io::load(rows.x(t - kLag + j));
-      dy[j] = Io::load(rows.dy(t - kLag + j));
-    }
+    for (int j = 0; j < kLag; ++j)
+      if (t - kLag + j >= first && !s.padding) load(j, t - kLag + j);
+  }
   rows.history(s, first, walk.window);
   walk.pending.clear();
+  if constexpr (kTogether) {
 #pragma unroll
-  for (int j = 0; j < kLag; ++j)
-    if (t - kLag + j >= first && !s.padding) {
-      typename Io::Unit in[Io::kUnits], grad[Io::kUnits], dx[Io::kUnits];
-      Io::unpack(x[j], in);
-      Io::unpack(dy[j], grad);
-      walk.step(in, grad, rows.p.silu, false, dx);
-    }
+    for (int j = 0; j < kLag; ++j)
+      if (t - kLag + j >= first && !s.padding) step(j);
+  } else {
+#pragma unroll 1
+    for (int row = s.padding ? t : first; row < t; ++row) load(0, row), step(0);
+  }
 }
 
 // Rows [t, stop) one at a time, for what a batch cannot do: padding, dfinal, no dx. Loads run some

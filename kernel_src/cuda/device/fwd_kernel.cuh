@@ -26,7 +26,7 @@ struct FwdGrid {
   bool state_rows;  // whole rows [D, W] of x's dtype, so that head items move them by vectors
 };
 
-enum class Packing { kDense, kPacked };
+enum class Packing { kDense, kPacked, kAny };
 
 // Rows of a whole tile from registers to y.
 template <typename Io, int kWidth, bool kExact, int kTokens>
@@ -90,9 +90,11 @@ __device__ void fwd_tile(const FwdGrid& grid, const FwdParams& p, int64_t b, int
     if (k < behind) before[k] = Io::load(row);
   const Taps<Io, kWidth, kExact> taps(p.weight, p.bias, p.W, p.silu, c);
 
-  const TileMask mask = kPacking == Packing::kDense ? dense_mask(p, grid.plain, b, t0, rows, behind)
-                        : p.cu_seqlens.ptr          ? cu_seqlens_mask<true>(p, t0, rows)
-                                                    : warp_seq_idx_mask(p, b, t0, rows);
+  const bool dense = kPacking == Packing::kDense ||
+                     (kPacking == Packing::kAny && !p.cu_seqlens.ptr && !p.seq_idx.ptr);
+  const TileMask mask = dense              ? dense_mask(p, grid.plain, b, t0, rows, behind)
+                        : p.cu_seqlens.ptr ? cu_seqlens_mask<true>(p, t0, rows)
+                                           : warp_seq_idx_mask(p, b, t0, rows);
   Window<Io, kWidth> window;
   window.clear();
 #pragma unroll

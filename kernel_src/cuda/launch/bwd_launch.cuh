@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../device/bwd_kernel.cuh"
+#include "../device/channel_first_bwd_kernel.cuh"
 #include "config.h"
 #include "grid.h"
 
@@ -14,9 +15,19 @@ cudaError_t launch_bwd_rows(const BwdParams& p, int64_t part_rows, cudaStream_t 
                 stream, p, part_rows);
 }
 
+template <typename x_t, int kWidth, bool kExact>
+cudaError_t launch_channel_first_bwd(const BwdParams& p, cudaStream_t stream) {
+  return launch(channel_first_bwd_kernel<x_t, kWidth, kExact>,
+                ceil_div(p.T, channel_first_rows(p.dtype)), p.B * p.D, kChannelFirstThreads, stream,
+                p);
+}
+
 template <typename x_t>
 cudaError_t launch_bwd_width(const BwdParams& p, int64_t part_rows, cudaStream_t stream) {
   using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
+  if (bwd_channel_first(p))
+    return p.W == kCommonWidth ? launch_channel_first_bwd<x_t, kCommonWidth, true>(p, stream)
+                               : launch_channel_first_bwd<x_t, kMaxWidth, false>(p, stream);
   if (!bwd_vectorized(p))
     return launch_bwd_rows<StridedIo<x_t>, kMaxWidth, false>(p, part_rows, stream);
   if (p.W == kCommonWidth) return launch_bwd_rows<Io, kCommonWidth, true>(p, part_rows, stream);

@@ -65,16 +65,38 @@ constexpr int kBwdResident = 10;       // blocks of a multiprocessor
 constexpr int64_t kBwdLeastRows = 64;  // of a part, so that sums stay few beside rows
 constexpr int kBwdSumThreads = 128;
 
+// [B, D, T] memory: blocks of some spans of 16 bytes of one channel's rows a thread.
+constexpr int kChannelFirstThreads = 128;
+constexpr int kChannelFirstSpans = 8;
+constexpr int kChannelFirstAhead = 1;  // spans whose loads are under way
+
+inline int64_t channel_first_rows(DType dtype) {
+  return kChannelFirstSpans * kChannelFirstThreads * 16 / size_of(dtype);
+}
+
+// Rows of a channel fill whole 16-byte accesses.
+inline bool channel_first(const Rows& r, DType dtype, int64_t B, int64_t T, int64_t D) {
+  const int64_t elements = 16 / size_of(dtype);
+  return r.stride_t == 1 && T % elements == 0 && aligned(r.ptr, 16) &&
+         (B <= 1 || r.stride_b % elements == 0) && (D <= 1 || r.stride_d % elements == 0);
+}
+
+inline bool fwd_channel_first(const FwdParams& p) {
+  return p.y.ptr && channel_first(p.x, p.dtype, p.B, p.T, p.D) &&
+         channel_first(p.y, p.dtype, p.B, p.T, p.D);
+}
+
+// Nothing reaches into a row but the rows before it, or only into rows that a head item writes.
+inline bool fwd_plain(const FwdParams& p) {
+  return !p.slots.ptr && !p.cu_seqlens.ptr && !p.seq_idx.ptr;
+}
+
 // Whole batches, as long as no sequence ends among them.
 inline int64_t bwd_part_rows(const BwdParams& p, int64_t processors) {
   const int64_t channel_blocks = ceil_div(p.D, kBwdThreads * kFwdLanes);
   const int64_t parts = processors * kBwdResident / (channel_blocks ? channel_blocks : 1);
   const int64_t rows = ceil_div(p.B * p.T, parts ? parts : 1);
   return ceil_div(rows > kBwdLeastRows ? rows : kBwdLeastRows, kBwdRows) * kBwdRows;
-}
-
-inline int64_t bwd_parts(const BwdParams& p, int64_t part_rows) {
-  return ceil_div(p.B * p.T, part_rows);
 }
 
 inline bool bwd_vectorized(const BwdParams& p) {
@@ -84,19 +106,17 @@ inline bool bwd_vectorized(const BwdParams& p) {
   return whole(p.x) && whole(p.dy) && whole(p.dx) && packed(p.weight, p.W);
 }
 
-// Threads of some spans of 16 bytes of one channel's rows. On an H200 at [1, 8192, 8192] in bf16 4
-// spans took 1.22 of a copy, 2 spans 1.38, 1 span 1.50.
-constexpr int kChannelFirstThreads = 128;
-constexpr int kChannelFirstSpans = 4;
+// dx may be absent. What states and packing need is the other kernels' business.
+inline bool bwd_channel_first(const BwdParams& p) {
+  auto whole = [&](const Rows& r) { return channel_first(r, p.dtype, p.B, p.T, p.D); };
+  return !bwd_vectorized(p) && whole(p.x) && whole(p.dy) && (!p.dx.ptr || whole(p.dx)) &&
+         !p.initial.ptr && !p.dfinal.ptr && !p.cu_seqlens.ptr && !p.seq_idx.ptr;
+}
 
-// [B, D, T] memory whose rows of a channel fill whole 16-byte accesses.
-inline bool fwd_channel_first(const FwdParams& p) {
-  const int64_t elements = 16 / size_of(p.dtype);
-  auto whole = [&](const Rows& r) {
-    return r.stride_t == 1 && aligned(r.ptr, 16) && (p.B <= 1 || r.stride_b % elements == 0) &&
-           (p.D <= 1 || r.stride_d % elements == 0);
-  };
-  return p.y.ptr && p.T % elements == 0 && whole(p.x) && whole(p.y);
+inline int64_t bwd_parts(const BwdParams& p, int64_t part_rows) {
+  if (bwd_channel_first(p))
+    return p.B * ceil_div(p.T, channel_first_rows(p.dtype)) * (kChannelFirstThreads / 32);
+  return ceil_div(p.B * p.T, part_rows);
 }
 
 inline bool fwd_has_heads(const FwdParams& p) { return p.initial.ptr || p.final.ptr; }

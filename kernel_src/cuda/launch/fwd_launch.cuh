@@ -27,34 +27,43 @@ cudaError_t launch_fwd_grid(const FwdParams& p, cudaStream_t stream) {
 
 template <typename Io, int kWidth, bool kExact>
 cudaError_t launch_fwd_width(const FwdParams& p, cudaStream_t stream) {
-  if (p.cu_seqlens.ptr || p.seq_idx.ptr)
-    return launch_fwd_grid<Io, kWidth, kExact, kFwdTokensPacked, Packing::kPacked, false>(p,
-                                                                                          stream);
-  constexpr bool kCommon = kExact && kWidth == kCommonWidth && sizeof(typename Io::x_t) == 2;
-  if constexpr (kCommon)
-    if (fwd_short(p))
-      return launch_fwd_grid<Io, kWidth, kExact, kFwdTokensShort, Packing::kDense, true>(p, stream);
-  return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kDense, kCommon>(p, stream);
+  if constexpr (!kExact) {
+    return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kAny, false>(p, stream);
+  } else {
+    constexpr bool kCommon = kWidth == kCommonWidth && sizeof(typename Io::x_t) == 2;
+    if constexpr (kWidth > 2)
+      if (p.cu_seqlens.ptr || p.seq_idx.ptr)
+        return launch_fwd_grid<Io, kWidth, kExact, kFwdTokensPacked, Packing::kPacked, false>(
+            p, stream);
+    if constexpr (kCommon)
+      if (fwd_short(p))
+        return launch_fwd_grid<Io, kWidth, kExact, kFwdTokensShort, Packing::kDense, true>(p,
+                                                                                           stream);
+    return launch_fwd_grid<Io, kWidth, kExact, kFwdTokens, Packing::kDense, kCommon>(p, stream);
+  }
 }
 
-template <typename x_t, int kWidth, bool kExact, int kSpans>
+template <typename x_t, int kWidth, bool kExact, bool kPlain>
 cudaError_t launch_channel_first(const FwdParams& p, cudaStream_t stream) {
-  return launch(channel_first_kernel<x_t, kWidth, kExact, kChannelFirstThreads, kSpans>,
-                ceil_div(p.T, kSpans * kChannelFirstThreads * (16 / sizeof(x_t))), p.B * p.D,
-                kChannelFirstThreads, stream, p);
+  constexpr int kAhead = kPlain ? kChannelFirstAhead : 1;
+  return launch(channel_first_kernel<x_t, kWidth, kExact, kPlain, kAhead>,
+                ceil_div(p.T, channel_first_rows(p.dtype)), p.B * p.D, kChannelFirstThreads, stream,
+                p);
 }
 
 template <typename x_t>
 cudaError_t launch_fwd_tiles(const FwdParams& p, cudaStream_t stream) {
   using Io = VecIo<x_t, kFwdLanes * sizeof(x_t)>;
   if (!fwd_vectorized(p) && fwd_channel_first(p))
-    return p.W == kCommonWidth
-               ? launch_channel_first<x_t, kCommonWidth, true, kChannelFirstSpans>(p, stream)
-               : launch_channel_first<x_t, kMaxWidth, false, 1>(p, stream);
+    return !fwd_plain(p)         ? launch_channel_first<x_t, kMaxWidth, false, false>(p, stream)
+           : p.W == kCommonWidth ? launch_channel_first<x_t, kCommonWidth, true, true>(p, stream)
+                                 : launch_channel_first<x_t, kMaxWidth, false, true>(p, stream);
   if (!fwd_vectorized(p)) return launch_fwd_width<StridedIo<x_t>, kMaxWidth, false>(p, stream);
   if (p.W == kCommonWidth) return launch_fwd_width<Io, kCommonWidth, true>(p, stream);
   if constexpr (sizeof(x_t) == 2) switch (p.W) {
-      case 2: return launch_fwd_width<Io, 2, true>(p, stream);
+      case 2:
+        if (p.cu_seqlens.ptr || p.seq_idx.ptr) break;
+        return launch_fwd_width<Io, 2, true>(p, stream);
       case 3: return launch_fwd_width<Io, 3, true>(p, stream);
       case 7: return launch_fwd_width<Io, 7, true>(p, stream);
     }
@@ -79,7 +88,7 @@ cudaError_t launch_fwd_heads(const FwdParams& p, cudaStream_t stream) {
 
 template <typename x_t>
 cudaError_t launch_fwd_typed(const FwdParams& p, cudaStream_t stream) {
-  // Tiles write no row that a head item writes, and no state: either may come first.
+  // Heads come second: plain channel-first tiles write their rows too, from zeros.
   if (p.y.ptr)
     if (const cudaError_t error = launch_fwd_tiles<x_t>(p, stream); error != cudaSuccess)
       return error;
