@@ -33,6 +33,7 @@ struct cudaLaunchConfig_t {
 };
 
 #define __device__
+#define __shared__ static thread_local
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)

@@ -405,8 +405,10 @@ __global__ void __launch_bounds__(kThreads) bwd_state_kernel(const __grid_consta
         n * p.dinitial.stride_n + c * p.dinitial.stride_d + column * p.dinitial.stride_l,
         p.dinitial.dtype, v);
   };
+#pragma unroll 1
   for (int64_t column = 0; column < L - (p.W - 1); ++column) write(column, 0.0f);
   int64_t t = 0;
+#pragma unroll 1
   for (; t < rows && t < p.W - 1; ++t) {
     float x[1], dy[1], dx[1];
     Io::unpack(Io::load(at_row.x(first.start + t)), x);

@@ -34,7 +34,7 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
 
   // Columns [0, known) are inputs that count; the history is the last W-1 of them.
   const int64_t known = p.accepted.ptr ? p.W - 1 + clamp(at(p.accepted, n), 0, L - (p.W - 1)) : L;
-  const int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
+  int64_t position = p.circular.ptr ? wrap(at(p.circular, n), L) : 0;
 
   const Taps<Io, kWidth, false> taps(p.weight, p.bias, p.W, p.silu, c);
   Window<Io, kWidth> window;
@@ -42,20 +42,26 @@ __device__ void update_channel(const UpdateParams& p, int64_t n, int64_t slot, S
 #pragma unroll
   for (int k = 1; k < kWidth; ++k)
     if (k < p.W)
-      window.row[kWidth - 1 - k][0] = read(p.circular.ptr ? wrap(position - k, L) : known - k);
+      window.row[kWidth - 1 - k][0] = read(!p.circular.ptr ? known - k
+                                           : position < k  ? position - k + L
+                                                           : position - k);
 
+#pragma unroll 1
   for (int64_t t = 0; t < T; ++t) {
     float in[1], out[1];
     Io::unpack(Io::load(x + t * p.x.stride_t), in);
     window.step(taps, in, p.silu, out);
     Io::store(y + t * p.y.stride_t, out);
-    if (p.circular.ptr) write(wrap(position + t, L), in[0]);
+    if (!p.circular.ptr) continue;
+    write(position, in[0]);
+    position = position + 1 < L ? position + 1 : 0;
   }
   if (p.circular.ptr || T == 0) return;
 
   // Column j takes input j + shift of (known columns, then x). In place this ascends when columns
   // move left and descends when rejected tokens make them move right.
   const int64_t shift = known + T - L;
+#pragma unroll 1
   for (int64_t i = 0; i < L; ++i) {
     const int64_t j = shift >= 0 ? i : L - 1 - i, from = j + shift;
     if (from >= known) {
@@ -120,45 +126,64 @@ struct RowUpdate {
         silu(p.silu) {}
 };
 
-// One token a sequence, state rows contiguous [D, kLen]: whole rows move by vector accesses.
+// One token a sequence, state rows contiguous [D, kLen]: whole rows move by vector accesses. A warp
+// reads all of its rows before it writes one.
 template <typename Io, typename s_t, int kWidth, int kLen, int kThreads>
 __global__ void __launch_bounds__(kThreads) update_row_kernel(const __grid_constant__ RowUpdate p) {
   using x_t = typename Io::x_t;
+  using Row = StateRow<s_t, Io::kLanes, kLen>;
   constexpr int kLanes = Io::kLanes;
   const int64_t n = sequence_of_block();
   const int32_t c = (static_cast<int32_t>(blockIdx.x) * kThreads + threadIdx.x) * kLanes;
-  if (n >= p.N || c >= p.D) return;
+  // Staged rows want the whole warp, with its lanes past the last channel.
+  const int32_t from = Row::kStaged ? c - static_cast<int32_t>(threadIdx.x) % 32 * kLanes : c;
+  if (n >= p.N || from >= p.D) return;
+  const bool inside = !Row::kStaged || c < p.D;
   x_t* y = static_cast<x_t*>(p.y) + n * p.y_stride + c;
-  const auto raw = Io::load(static_cast<const x_t*>(p.x) + n * p.x_stride + c);
+  typename Io::Raw raw{};
+  if (inside) raw = Io::load(static_cast<const x_t*>(p.x) + n * p.x_stride + c);
   typename Io::Unit in[Io::kUnits], out[Io::kUnits];
 
   const int64_t slot = slot_of(p.slots, p.count, n);
   if (slot < 0) {
 #pragma unroll
     for (int i = 0; i < kLanes; ++i) lane(out, i) = 0.0f;
-    Io::store(y, out);
+    if (inside) Io::store(y, out);
     return;
   }
-  s_t* state = static_cast<s_t*>(p.state) + slot * p.state_stride + static_cast<int64_t>(c) * kLen;
-  StateRow<s_t, kLanes, kLen> row;
-  row.load(state);
-  const Taps<Io, kWidth, true> taps({p.weight, kWidth, 1, p.weight_dtype},
-                                    {p.bias, p.bias_stride, p.bias_dtype}, kWidth, p.silu, c);
-  Io::unpack(raw, in);
-
-  Window<Io, kWidth> window;
-#pragma unroll
-  for (int i = 0; i < kLanes; ++i) {
-#pragma unroll
-    for (int k = 1; k < kWidth; ++k)
-      lane(window.row[kWidth - 1 - k], i) = to_float(row(i, kLen - k));
-#pragma unroll
-    for (int l = 0; l < kLen - 1; ++l) row(i, l) = row(i, l + 1);
-    row(i, kLen - 1) = from_float<s_t>(lane(in, i));
+  s_t* state =
+      static_cast<s_t*>(p.state) + slot * p.state_stride + static_cast<int64_t>(from) * kLen;
+  const int words = static_cast<int>((p.D - from < 32 * kLanes ? p.D - from : 32 * kLanes) * kLen *
+                                     sizeof(s_t) / 4);
+  __shared__ uint32_t stage[Row::kStaged ? kThreads * Row::kWords : 1];
+  Row row;
+  if constexpr (Row::kStaged) {
+    row.load(state, words, stage);
+  } else {
+    row.load(state);
   }
-  row.store(state);
-  window.step(taps, in, p.silu, out);
-  Io::store(y, out);
+  if (inside) {
+    const Taps<Io, kWidth, true> taps({p.weight, kWidth, 1, p.weight_dtype},
+                                      {p.bias, p.bias_stride, p.bias_dtype}, kWidth, p.silu, c);
+    Io::unpack(raw, in);
+    Window<Io, kWidth> window;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) {
+#pragma unroll
+      for (int k = 1; k < kWidth; ++k)
+        lane(window.row[kWidth - 1 - k], i) = to_float(row(i, kLen - k));
+#pragma unroll
+      for (int l = 0; l < kLen - 1; ++l) row(i, l) = row(i, l + 1);
+      row(i, kLen - 1) = from_float<s_t>(lane(in, i));
+    }
+    window.step(taps, in, p.silu, out);
+  }
+  if constexpr (Row::kStaged) {
+    row.store(state, words, stage);
+  } else {
+    row.store(state);
+  }
+  if (inside) Io::store(y, out);
 }
 
 }  // namespace short_conv::cuda

@@ -143,18 +143,18 @@ inline bool fwd_state_rows(const FwdParams& p) {
 
 // Channels a thread takes when it moves whole state rows: at B 256, D 8192 on an H200, 2 channels
 // (16 bytes of a bf16 state of 4 columns) took 1.25 of a copy of the state, 4 took 1.39, 8 1.73.
-constexpr int update_lanes(int state_size, int len) { return 2 * state_size * len % 8 ? 4 : 2; }
+constexpr int kUpdateLanes = 2;
 
 // Whole state rows: one token a sequence, contiguous [D, L] rows with L = W-1 or W.
 inline bool update_by_rows(const UpdateParams& p) {
   const State& s = p.state;
-  const int64_t size = size_of(s.dtype), lanes = update_lanes(size, s.len);
+  const int64_t size = size_of(s.dtype);
   return p.T == 1 && p.D <= std::numeric_limits<int32_t>::max() / 2 && !p.cu_seqlens.ptr &&
          !p.circular.ptr && !p.accepted.ptr && (s.dtype == p.dtype || s.dtype == DType::kFloat32) &&
          s.stride_l == 1 && s.stride_d == s.len && (s.len == p.W || s.len == p.W - 1) &&
          aligned(s.ptr, 16) && (s.count <= 1 || s.stride_n * size % 16 == 0) &&
-         packed(p.weight, p.W) && vectorizable(p.x, p.dtype, lanes, p.B, 1, p.D) &&
-         vectorizable(p.y, p.dtype, lanes, p.B, 1, p.D);
+         packed(p.weight, p.W) && vectorizable(p.x, p.dtype, kUpdateLanes, p.B, 1, p.D) &&
+         vectorizable(p.y, p.dtype, kUpdateLanes, p.B, 1, p.D);
 }
 
 }  // namespace short_conv::cuda

@@ -9,7 +9,7 @@ namespace short_conv::cuda {
 
 template <typename x_t, typename s_t, int kWidth, int kLen>
 cudaError_t launch_update_rows(const UpdateParams& p, cudaStream_t stream) {
-  using Io = VecIo<x_t, update_lanes(sizeof(s_t), kLen) * sizeof(x_t)>;
+  using Io = VecIo<x_t, kUpdateLanes * sizeof(x_t)>;
   return launch(update_row_kernel<Io, s_t, kWidth, kLen, kUpdateThreads>,
                 ceil_div(p.D, kUpdateThreads * Io::kLanes), p.N, kUpdateThreads, stream,
                 RowUpdate(p));
@@ -37,6 +37,9 @@ cudaError_t launch_update_state(const UpdateParams& p, cudaStream_t stream) {
     case 7:
       return whole ? launch_update_rows<x_t, s_t, 7, 7>(p, stream)
                    : launch_update_rows<x_t, s_t, 7, 6>(p, stream);
+    case 8:
+      return whole ? launch_update_rows<x_t, s_t, 8, 8>(p, stream)
+                   : launch_update_rows<x_t, s_t, 8, 7>(p, stream);
     default: return launch_update_channels<x_t>(p, stream);
   }
 }
