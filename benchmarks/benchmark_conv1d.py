@@ -139,6 +139,7 @@ def cases(suite: str) -> list[Case]:
             ((1, 32768, 8192), "68 mixed"),
         ]
     ]
+    bwd += [Case(kind, 1, 8192, 8192, layout="channel_first") for kind in ("bwd", "train")]
     suites = {
         "fwd": fwd,
         "variants": variants,

@@ -68,6 +68,7 @@ T __ldg(const T* ptr) {
   return *ptr;
 }
 
+inline int __popc(uint32_t bits) { return __builtin_popcount(bits); }
 inline float __uint_as_float(uint32_t bits) {
   float v;
   std::memcpy(&v, &bits, sizeof v);

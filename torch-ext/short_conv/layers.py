@@ -36,7 +36,8 @@ def packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
 
     Raises:
         TypeError: a packing keyword that is not a tensor, or a tensor under an unknown name.
-        ValueError: two different tensors of offsets.
+        ValueError: two different tensors of offsets; in checking mode, offsets and ids that tell
+            different sequences.
     """
     for name in (*_OFFSETS, "seq_idx"):
         if kwargs.get(name) is not None and not isinstance(kwargs[name], Tensor):
@@ -54,7 +55,8 @@ def packing(kwargs: dict) -> tuple[Tensor | None, Tensor | None]:
         raise TypeError(f"{name} must be a known packing keyword, got a tensor under {name!r}")
     if cu_seqlens is None or seq_idx is None:
         return cu_seqlens, seq_idx
-    compare_packing(cu_seqlens, seq_idx)
+    if checking.enabled():
+        checking.same_packing(cu_seqlens, seq_idx)
     return cu_seqlens, None
 
 
@@ -63,12 +65,6 @@ def taps(parameter: Tensor | None, x: Tensor) -> Tensor | None:
     if parameter is None or parameter.dtype == x.dtype or parameter.dtype.itemsize != 2:
         return parameter
     return parameter.float()
-
-
-def compare_packing(cu_seqlens: Tensor, seq_idx: Tensor) -> None:
-    """In checking mode, raises ValueError when the two describe different sequences."""
-    if checking.enabled():
-        checking.same_packing(cu_seqlens, seq_idx)
 
 
 class causal_conv1d_fn(nn.Module):

@@ -367,7 +367,7 @@ __global__ void __launch_bounds__(kThreads) bwd_state_kernel(const __grid_consta
   if (n >= p.N || c >= p.D) return;
   const int64_t b = p.cu_seqlens.ptr ? 0 : n;
 
-  // first: the rows after the initial state. carried: rows between it and the final state's end,
+  // first: the rows after the initial state. carries: rows between it and the final state's end,
   // or none that come from it.
   Span first{0, p.T};
   bool carries = p.dfinal.ptr != nullptr;

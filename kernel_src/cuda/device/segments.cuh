@@ -65,11 +65,7 @@ __device__ inline int64_t warp_sequence_of(const Index& cu, int64_t N, int64_t t
       const int64_t last = (l + 1) * step;  // of lane l's share
       return last <= count && at(cu, low + last - 1) <= t;
     });
-#ifdef __CUDA_ARCH__
     const int64_t shares = __popc(past);
-#else
-    const int64_t shares = __builtin_popcount(past);
-#endif
     low += shares * step, count -= shares * step;
     if (count >= step) count = step - 1;
   }
@@ -84,7 +80,7 @@ __device__ inline int64_t slot_of(const Index& slots, int64_t count, int64_t n) 
 }
 
 __device__ inline bool is_padding(const FwdParams& p, int64_t n) {
-  return p.slots.ptr && slot_of(p.slots, p.initial.ptr ? p.initial.count : p.final.count, n) < 0;
+  return slot_of(p.slots, p.initial.ptr ? p.initial.count : p.final.count, n) < 0;
 }
 
 // Rows of a batch row packed by seq_idx. Padding (negative) may stand in front and at the end.
@@ -96,11 +92,7 @@ struct SeqIdx {
   __device__ SeqIdx(const Params& p, int64_t b)
       : ids(p.seq_idx), base(b * p.seq_idx_stride_b), T(p.T) {}
 
-  __device__ int64_t id(int64_t t) const {
-    const int64_t offset = base + t * ids.stride;
-    return ids.wide ? static_cast<const int64_t*>(ids.ptr)[offset]
-                    : static_cast<const int32_t*>(ids.ptr)[offset];
-  }
+  __device__ int64_t id(int64_t t) const { return element(ids, base + t * ids.stride); }
 
   // Rows from the first to the last that is not padding; empty when all are.
   __device__ Span live() const {

@@ -43,10 +43,13 @@ __device__ inline void store_from_float(void* ptr, int64_t i, DType dtype, float
   }
 }
 
-__device__ inline int64_t at(const Index& index, int64_t i) {
-  const int64_t offset = i * index.stride;
+__device__ inline int64_t element(const Index& index, int64_t offset) {
   return index.wide ? static_cast<const int64_t*>(index.ptr)[offset]
                     : static_cast<const int32_t*>(index.ptr)[offset];
+}
+
+__device__ inline int64_t at(const Index& index, int64_t i) {
+  return element(index, i * index.stride);
 }
 
 }  // namespace short_conv::cuda
