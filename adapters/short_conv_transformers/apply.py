@@ -17,6 +17,7 @@ from .report import ATTRIBUTE, ModelReport, report
 from .spec import Family
 
 logger = logging.getLogger("short_conv_transformers")
+REPLICATE = "_replicate_for_data_parallel"
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def unpatch(model: nn.Module) -> None:
     for module in model.modules():
         if ATTRIBUTE not in module.__dict__:
             continue
+        module.__dict__.pop(REPLICATE, None)
         for attribute in (PLAIN, HOOKED):
             if not is_ours(module.__dict__.get(attribute)):
                 continue
@@ -126,6 +128,16 @@ def bind(module: nn.Module, binding: Binding | Carrier) -> None:
     attribute = HOOKED if HOOKED in module.__dict__ else PLAIN
     binding.kept = attribute in module.__dict__
     module.__dict__[attribute] = types.MethodType(bound(type(module).forward), module)
+    module.__dict__[REPLICATE] = types.MethodType(replicate, module)
+
+
+def replicate(module: nn.Module) -> nn.Module:
+    """nn.DataParallel's shallow copy, whose forward would still be the method of the original."""
+    replica = getattr(type(module), REPLICATE)(module)
+    for attribute in (PLAIN, HOOKED):
+        if is_ours(method := replica.__dict__.get(attribute)):
+            replica.__dict__[attribute] = types.MethodType(method.__func__, replica)
+    return replica
 
 
 def why_not(module: nn.Module, family: Family) -> str | None:

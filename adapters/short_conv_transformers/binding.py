@@ -12,6 +12,7 @@ import copy
 import functools
 import inspect
 import logging
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -41,6 +42,13 @@ PACKING = (
 NOT_REACHED = "declined: the block returned before its convolution"
 
 
+class Running(threading.local):
+    """What a block runs right now, for each thread by itself."""
+
+    call: Call | None = None
+    carried: dict[str, Tensor] = {}  # packing that the layer around the block was given
+
+
 class Binding:
     """Runs one block's forward.
 
@@ -67,9 +75,9 @@ class Binding:
         self.told = set() if told is None else told
         self.entry = bound(original) if entry is None else entry
         self.calls: Counter[str] = Counter()
-        self.carried: dict[str, Tensor] = {}  # packing that the layer around the block was given
+        self.counting = threading.Lock()
         self.kept = False  # whether the class's own forward stood in the instance already
-        self.call: Call | None = None
+        self.running = Running()
         self.run = self._rebuilt()
 
     def __deepcopy__(self, memo) -> Binding:
@@ -97,7 +105,7 @@ class Binding:
     def __call__(self, module: nn.Module, hidden_states: Tensor, *args, **kwargs):
         named = dict(zip((self.family.cache, self.family.mask), args, strict=False)) | kwargs
         cache, mask = named.pop(self.family.cache, None), named.pop(self.family.mask, None)
-        cu_seqlens, seq_idx = self.kernel.layers.packing(self.carried | named)
+        cu_seqlens, seq_idx = self.kernel.layers.packing(self.running.carried | named)
         packed = cu_seqlens is not None or seq_idx is not None
         if reason := self.why_not(module, hidden_states):
             self._count(f"declined: {reason}")
@@ -121,11 +129,11 @@ class Binding:
 
     def _run(self, module, hidden_states, cache, mask, rest: dict, call: Call) -> Tensor:
         view = None if cache is None else CacheView(cache, call)
-        outer, self.call = self.call, call
+        outer, self.running.call = self.running.call, call
         try:
             return self.run(module, hidden_states, view, mask, **rest)
         finally:
-            self.call = outer
+            self.running.call = outer
 
     def _whole(self, module, hidden_states, cache, mask, rest: dict, call: Call) -> Tensor:
         """The block over each packed sequence by itself."""
@@ -164,7 +172,7 @@ class Binding:
         )
 
     def _prefill(self, x, weight, bias=None, activation=None, **kwargs):
-        call = self.call
+        call = self.running.call
         how = "continued prefill" if call.initial is not None else "prefill"
         if call.recording:
             if call.packed:
@@ -185,7 +193,7 @@ class Binding:
 
     def _convolve(self, x, weight, bias, activation, channels: slice) -> Tensor:
         """x [B, T, D] through the taps and the state of its channels."""
-        call, taps = self.call, self.kernel.layers.taps
+        call, taps = self.running.call, self.kernel.layers.taps
         weight, bias = weight[channels], None if bias is None else bias[channels]
         initial = None if call.initial is None else call.initial[:, channels]
         final = None if call.final is None else call.final[:, channels]
@@ -213,13 +221,13 @@ class Binding:
 
     def _first_of(self, state: Tensor) -> Tensor:
         """A packed row continues its cache with its first sequence only."""
-        states = state.new_zeros(self.call.cu_seqlens.shape[0] - 1, *state.shape[1:])
+        states = state.new_zeros(self.running.call.cu_seqlens.shape[0] - 1, *state.shape[1:])
         states[:1] = state
         return states
 
     def _last_that_has_rows(self, states: Tensor) -> Tensor:
         """The cache goes on with the last sequence; empty ones behind it only pad offsets."""
-        lengths = self.call.cu_seqlens.diff()
+        lengths = self.running.call.cu_seqlens.diff()
         order = torch.arange(lengths.numel(), device=lengths.device)
         return states.index_select(0, torch.where(lengths > 0, order, 0).amax().view(1))
 
@@ -227,7 +235,8 @@ class Binding:
         # One token: copying the projections together costs less than two more launches.
         x = x.tensor() if isinstance(x, Joined) else x
         if differentiates(x, conv_state, weight, bias):
-            self.call.initial = self.call.final = conv_state
+            call = self.running.call
+            call.initial = call.final = conv_state
             return self._prefill(x, weight, bias, activation)
         self._ran("update")
         taps = self.kernel.layers.taps
@@ -237,7 +246,7 @@ class Binding:
 
     def _by_sequence(self, rule):
         def delta_rule(*tensors, cu_seqlens=None, seq_idx=None, initial_state=None, **kwargs):
-            call = self.call
+            call = self.running.call
             for name in PACKING:
                 kwargs.pop(name, None)
             if not call.packed:
@@ -251,16 +260,18 @@ class Binding:
     def _ran(self, how: str) -> None:
         """Counts a block call once, in front of its first launch: where checkpointing recomputes,
         the launch is the last thing that happens."""
-        if self.call.route is None:
-            self.call.route = f"kernel: {'packed ' if self.call.packed else ''}{how}"
-            self._count(self.call.route)
+        call = self.running.call
+        if call.route is None:
+            call.route = f"kernel: {'packed ' if call.packed else ''}{how}"
+            self._count(call.route)
 
     def _count(self, route: str) -> None:
         if not torch.compiler.is_compiling():
-            if (self.family.block, route) not in self.told:
-                self.told.add((self.family.block, route))
-                logger.info("%s: %s", self.family.block, route)
-            self.calls[route] += 1
+            with self.counting:
+                if (self.family.block, route) not in self.told:
+                    self.told.add((self.family.block, route))
+                    logger.info("%s: %s", self.family.block, route)
+                self.calls[route] += 1
         if self.strict and route.startswith("declined: "):
             raise RuntimeError(f"strict: {self.family.block} did not run the kernel, {route}")
 
@@ -322,14 +333,14 @@ class Carrier:
             for child in module.modules()
             if isinstance(binding := child.__dict__.get(ATTRIBUTE), Binding)
         ]
-        before = [binding.carried for binding in inside]
+        before = [binding.running.carried for binding in inside]
         for binding in inside:
-            binding.carried = given or binding.carried
+            binding.running.carried = given or binding.running.carried
         try:
             return type(module).forward(module, *args, **kwargs)
         finally:
             for binding, carried in zip(inside, before, strict=True):
-                binding.carried = carried
+                binding.running.carried = carried
 
 
 def recomputes(module: nn.Module) -> bool:

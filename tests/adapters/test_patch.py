@@ -6,6 +6,7 @@ import copy
 import logging
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -365,11 +366,53 @@ def test_packing_that_is_no_tensor_is_refused(family, kernel, device, name):
 def test_unknown_tensors_are_refused_and_known_ones_are_not(kernel, device):
     model, ids = tiny("lfm2", device), prompt(1, 8, device)
     expected = model(ids).logits
-    known = {"num_items_in_batch": torch.tensor(8, device=device), "token_type_ids": ids}
+    known = {"num_items_in_batch": torch.tensor(8, device=device), "token_type_ids": ids,
+             "labels": ids, "shift_labels": ids}  # fmt: skip
     with patch(model, kernel, strict=True):
         close(model(ids, **known).logits, expected)
         with pytest.raises(TypeError, match="document_ids must be a known packing keyword"):
             model(ids, document_ids=ids)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "kimi_linear", "lfm2", "mamba2"])
+def test_threads_share_a_model(family, kernel, device):
+    """Each with a cache of its own, as a server has; the counts add up."""
+    model = tiny(family, device)
+    prompts = [prompt(1, 9, device, seed=n) for n in range(4)]
+    expected = [model.generate(p, max_new_tokens=6, do_sample=False) for p in prompts]
+
+    def work(n: int) -> bool:
+        got = model.generate(prompts[n % 4], max_new_tokens=6, do_sample=False)
+        return torch.equal(got, expected[n % 4])
+
+    with patch(model, kernel, strict=True) as handle, ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(24)))
+        layers = handle.report().layers
+    for layer in layers:
+        assert layer.calls == {"kernel: prefill": 24, "kernel: update": 24 * 5}
+
+
+def test_data_parallel_replicas_run_their_own_weights(kernel, device):
+    """What nn.DataParallel does to every module of a model; no second device is needed for that."""
+    model = tiny("lfm2", device)
+    block = next(m for m in model.modules() if type(m).__name__ == "Lfm2ShortConv")
+    x = torch.randn(1, 9, 64, device=device)
+
+    def replica():
+        copied = block._replicate_for_data_parallel()
+        for name, child in block.named_children():
+            shallow = child._replicate_for_data_parallel()
+            shallow._parameters = {n: None if p is None else 2 * p
+                                   for n, p in child._parameters.items()}  # fmt: skip
+            copied._modules[name] = shallow
+        return copied
+
+    expected = replica()(x)
+    before = set(block.__dict__)
+    with patch(model, kernel, strict=True) as handle:
+        close(replica()(x), expected)
+        assert handle.report().calls == {"kernel: prefill": 1}
+    assert set(block.__dict__) == before
 
 
 def test_glm_without_its_vision_part(kernel, device):

@@ -24,7 +24,9 @@ _IGNORED = {
     "mm_token_type_ids",
     "num_items_in_batch",
     "position_ids",
+    "shift_labels",
     "token_type_ids",
+    "weight",  # of the classes, in the loss
 }
 
 

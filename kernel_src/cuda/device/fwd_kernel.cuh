@@ -235,7 +235,6 @@ __device__ void fwd_head(const FwdParams& p, bool state_rows, int64_t n, int64_t
 
   if (!p.final.ptr) return;
   // Ascending columns: in place, column j takes column j + length, not yet overwritten.
-#pragma unroll 1
   for (int64_t j = 0; j < p.final.len; ++j) {
     const int64_t t = last.end - p.final.len + j;
     typename Io::Unit in[Io::kUnits];

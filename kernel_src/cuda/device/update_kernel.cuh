@@ -127,9 +127,10 @@ struct RowUpdate {
 };
 
 // One token a sequence, state rows contiguous [D, kLen]: whole rows move by vector accesses. A warp
-// reads all of its rows before it writes one.
+// reads all of its rows before it writes one. 8 blocks: with no bound ptxas spills fp16 of W = 8.
 template <typename Io, typename s_t, int kWidth, int kLen, int kThreads>
-__global__ void __launch_bounds__(kThreads) update_row_kernel(const __grid_constant__ RowUpdate p) {
+__global__ void __launch_bounds__(kThreads, 8)
+    update_row_kernel(const __grid_constant__ RowUpdate p) {
   using x_t = typename Io::x_t;
   using Row = StateRow<s_t, Io::kLanes, kLen>;
   constexpr int kLanes = Io::kLanes;
