@@ -1,8 +1,7 @@
 """Builds a CPU variant whose ops run the CUDA kernels on the host, one thread after another.
 
-It lets the whole suite judge the CUDA kernels' logic where there is no GPU. The kernels' threads
-never meet (no shared memory, no barriers; where a warp votes, every thread asks for all lanes), so
-running them in turn is exact.
+It lets the whole suite judge the CUDA kernels' logic where there is no GPU. Where lanes of a warp
+meet, the kernels have a form for threads that run in turn; warps.cpp proves the form that meets.
 
 Usage: python tests/emulation/build.py FOLDER; then SHORT_CONV_KERNEL=FOLDER/emulated pytest
 """

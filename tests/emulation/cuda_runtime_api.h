@@ -1,5 +1,6 @@
-// Just enough CUDA on the host to run kernels whose threads never meet: every block and thread of
-// a launch runs in turn. It proves the kernels' logic where there is no GPU, not their speed.
+// Just enough CUDA on the host to run the kernels: every block of a launch runs in turn, and so do
+// its threads, or with EMULATED_WARPS each is a host thread and warps can meet. It proves the
+// kernels' logic where there is no GPU, not their speed.
 #pragma once
 
 #include <cmath>
@@ -33,12 +34,22 @@ struct cudaLaunchConfig_t {
 };
 
 #define __device__
-#define __shared__ static thread_local
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
 
 inline thread_local dim3 gridDim, blockIdx, threadIdx;
+
+#ifdef EMULATED_WARPS
+#include "warps.h"
+#else
+#define __shared__ static thread_local
+
+template <typename Kernel>
+void run_block(unsigned threads, const Kernel& kernel) {
+  for (threadIdx.x = 0; threadIdx.x < threads; ++threadIdx.x) kernel();
+}
+#endif
 
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
@@ -47,7 +58,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
-        for (threadIdx.x = 0; threadIdx.x < config->blockDim.x; ++threadIdx.x) kernel(args...);
+        run_block(config->blockDim.x, [&] { kernel(args...); });
   return cudaSuccess;
 }
 

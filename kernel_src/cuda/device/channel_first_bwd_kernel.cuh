@@ -12,7 +12,7 @@ namespace short_conv::cuda {
 // and the last one has them.
 template <int kCount>
 __device__ bool warp_sums(float (&v)[kCount]) {
-#ifdef __CUDA_ARCH__
+#ifdef SHORT_CONV_WARPS
 #pragma unroll
   for (int i = 0; i < kCount; ++i)
 #pragma unroll

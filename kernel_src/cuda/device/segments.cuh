@@ -46,7 +46,7 @@ __device__ inline int64_t sequence_of(const Index& cu, int64_t N, int64_t t) {
 // must be there. On the host every thread asks for all of them.
 template <typename F>
 __device__ uint32_t over_lanes(F f) {
-#ifdef __CUDA_ARCH__
+#ifdef SHORT_CONV_WARPS
   return __ballot_sync(~0u, f(static_cast<int>(threadIdx.x % 32)));
 #else
   uint32_t bits = 0;

@@ -30,7 +30,7 @@ struct StateRow {
   // The same by a whole warp through shared memory, `words` from the warp's first row on: every
   // access of the warp is contiguous. `stage` has kWords words a thread of the block.
   __device__ void load(const s_t* warp_rows, int words, uint32_t* stage) {
-#ifdef __CUDA_ARCH__
+#ifdef SHORT_CONV_WARPS
     const int lane = threadIdx.x % 32;
     uint32_t *warp = stage + (threadIdx.x - lane) * kWords, *own = warp + lane * kWords;
 #pragma unroll
@@ -46,7 +46,7 @@ struct StateRow {
 #endif
   }
   __device__ void store(s_t* warp_rows, int words, uint32_t* stage) const {
-#ifdef __CUDA_ARCH__
+#ifdef SHORT_CONV_WARPS
     const int lane = threadIdx.x % 32;
     uint32_t *warp = stage + (threadIdx.x - lane) * kWords, *own = warp + lane * kWords;
 #pragma unroll

@@ -8,6 +8,12 @@
 
 #include "../../params.h"
 
+// Where the lanes of a warp meet: on a GPU, and in the test that runs each as a host thread. The
+// rest of the host emulation runs them one after the other.
+#if defined(__CUDA_ARCH__) || defined(EMULATED_WARPS)
+#define SHORT_CONV_WARPS
+#endif
+
 namespace short_conv::cuda {
 
 __device__ inline float to_float(float v) { return v; }
