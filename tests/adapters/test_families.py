@@ -161,7 +161,7 @@ def test_packed_sequences_share_no_bit(family, model, kernel, device):
         if family == "inkling":
             block = next(m for m in blocks(model, family) if m.conv1d.in_channels == 64)
         for packing in ({"cu_seq_lens_q": cu}, {"seq_idx": seq_idx}):
-            block.__dict__["_short_conv"].carried = packing
+            block.__dict__["_short_conv"].running.carried = packing
             before = block(x)
             for a, b in zip(cu.tolist(), cu[1:].tolist(), strict=False):
                 changed = x.clone()
